@@ -1,0 +1,203 @@
+package setup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/baton-pd/baton/internal/dynlib"
+	"github.com/baton-pd/baton/internal/dynlib/needffi"
+)
+
+// Options of a set-up. The zero value installs library and model in the default cache.
+type Options struct {
+	Dir     string    // cache directory; "": see [DefaultDir]
+	Out     io.Writer // progress lines; nil: none
+	Offline bool      // fetch nothing: what is not there is an error
+	NoModel bool      // the caller has a model of his own
+	LibDir  string    // a directory that holds the engine library already; "" fetches it
+}
+
+// Paths is where the parts are.
+type Paths struct {
+	LibDir string // directory with libllama.so and its companions
+	Model  string // a GGUF file; "" with NoModel
+}
+
+// DefaultDir is $BATON_CACHE, or baton in the user's cache directory.
+func DefaultDir() (string, error) {
+	if dir := os.Getenv("BATON_CACHE"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	base, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find a cache directory (set BATON_CACHE): %w", err)
+	}
+	return filepath.Join(base, "baton"), nil
+}
+
+// Run makes sure that everything is there and tells where. It fetches what is
+// missing or damaged. ctx ends the clients it started; nothing half stays behind.
+func Run(ctx context.Context, o Options) (Paths, error) {
+	if o.Out == nil {
+		o.Out = io.Discard
+	}
+	if err := needffi.Check(); err != nil {
+		return Paths{}, err
+	}
+	want, paths, err := plan(o)
+	if err != nil {
+		return Paths{}, err
+	}
+	dir, err := cacheDir(o.Dir)
+	if err != nil {
+		return Paths{}, err
+	}
+	missing := notInstalled(dir, want)
+	if len(missing) > 0 {
+		if o.Offline {
+			return Paths{}, notInstalledError(dir, missing)
+		}
+		if err := installAll(ctx, dir, missing, o.Out); err != nil {
+			return Paths{}, err
+		}
+	}
+	return locate(dir, want, paths), nil
+}
+
+// Locate tells where the parts are without fetching or changing anything. dir as
+// in Options.Dir. A missing part is an error that matches [ErrNotInstalled]; the
+// Paths then name what is there.
+func Locate(dir string) (Paths, error) {
+	dir, err := cacheDir(dir)
+	if err != nil {
+		return Paths{}, err
+	}
+	want, paths, err := plan(Options{})
+	if err != nil {
+		return Paths{}, err
+	}
+	missing := notInstalled(dir, want)
+	if len(missing) == 0 {
+		return locate(dir, want, paths), nil
+	}
+	var there []artifact
+	for _, a := range want {
+		if verifyInstalled(a, a.dir(dir)) == nil {
+			there = append(there, a)
+		}
+	}
+	return locate(dir, there, paths), notInstalledError(dir, missing)
+}
+
+// plan lists the artifacts that o asks for and the paths that it already gives.
+func plan(o Options) ([]artifact, Paths, error) {
+	var want []artifact
+	var paths Paths
+	if o.LibDir != "" {
+		for _, name := range []string{"llama", "ggml", "ggml-base"} {
+			if _, err := dynlib.Find(o.LibDir, name); err != nil {
+				return nil, Paths{}, fmt.Errorf("engine library given with --lib-dir: %w", err)
+			}
+		}
+		abs, err := filepath.Abs(o.LibDir)
+		if err != nil {
+			return nil, Paths{}, fmt.Errorf("engine library given with --lib-dir: %w", err)
+		}
+		paths.LibDir = abs
+	} else {
+		engine, err := engineHere()
+		if err != nil {
+			return nil, Paths{}, err
+		}
+		want = append(want, engine)
+	}
+	if !o.NoModel {
+		want = append(want, defaultModel)
+	}
+	return want, paths, nil
+}
+
+func locate(dir string, there []artifact, paths Paths) Paths {
+	for _, a := range there {
+		switch a.kind {
+		case "lib":
+			paths.LibDir = a.dir(dir)
+		case "models":
+			paths.Model = filepath.Join(a.dir(dir), a.files[0].name)
+		}
+	}
+	return paths
+}
+
+func cacheDir(dir string) (string, error) {
+	if dir == "" {
+		return DefaultDir()
+	}
+	return filepath.Abs(dir)
+}
+
+func (a artifact) dir(cache string) string { return filepath.Join(cache, a.kind, a.key) }
+
+func notInstalled(dir string, want []artifact) []artifact {
+	var missing []artifact
+	for _, a := range want {
+		if verifyInstalled(a, a.dir(dir)) != nil {
+			missing = append(missing, a)
+		}
+	}
+	return missing
+}
+
+func notInstalledError(dir string, missing []artifact) error {
+	var parts []string
+	for _, a := range missing {
+		parts = append(parts, fmt.Sprintf("%s (%v)", a.what, verifyInstalled(a, a.dir(dir))))
+	}
+	return fmt.Errorf("%w in %s: %s; run baton setup", ErrNotInstalled, dir, strings.Join(parts, ", "))
+}
+
+// installAll fetches the missing artifacts under the lock of the cache.
+func installAll(ctx context.Context, dir string, missing []artifact, out io.Writer) (err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return diskError(fmt.Errorf("make cache directory: %w", err))
+	}
+	unlock, err := lock(ctx, filepath.Join(dir, "setup.lock"), out)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	if err := sweep(dir); err != nil {
+		return err
+	}
+	for _, a := range missing {
+		if verifyInstalled(a, a.dir(dir)) == nil {
+			continue // another set-up did it while we waited for the lock
+		}
+		if err := install(ctx, dir, a, out); err != nil {
+			return fmt.Errorf("set up %s: %w", a.what, diskError(err))
+		}
+	}
+	return nil
+}
+
+// tempPrefix marks the directories of a set-up that is running, or was interrupted.
+const tempPrefix = ".tmp-"
+
+// sweep removes what interrupted set-ups left. Call it under the lock.
+func sweep(dir string) error {
+	old, err := filepath.Glob(filepath.Join(dir, tempPrefix+"*"))
+	if err != nil {
+		return fmt.Errorf("look for left-overs: %w", err)
+	}
+	for _, d := range old {
+		if err := os.RemoveAll(d); err != nil {
+			return fmt.Errorf("remove left-over of an interrupted set-up: %w", err)
+		}
+	}
+	return nil
+}

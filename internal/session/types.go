@@ -1,11 +1,8 @@
-// Package session is the control channel between a decode worker (client) and a
-// prefill worker (server): one gRPC bidirectional stream, one generation of the
-// peer. It carries hello (version, fingerprint, memory descriptors), grants, failures,
-// aborts and abort acks. Messages are delivered in order or the session ends;
-// the end of a session is an event for every room of it.
 package session
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"strconv"
 	"time"
@@ -46,6 +43,20 @@ type Identity struct {
 	Fingerprint
 }
 
+// NewEpoch makes the generation of a starting worker: random, never 0.
+func NewEpoch() uint64 { return randomID() }
+
+// randomID is never 0. crypto/rand.Read does not fail.
+func randomID() uint64 {
+	var b [8]byte
+	for {
+		_, _ = rand.Read(b[:])
+		if v := binary.LittleEndian.Uint64(b[:]); v != 0 {
+			return v
+		}
+	}
+}
+
 // Grant is the decode side's permission, as sent.
 type Grant struct {
 	Key       room.Key
@@ -80,27 +91,3 @@ type ServerHandler interface {
 	Abort(s *ServerSession, key room.Key, g transfer.GrantID, c *room.Cause)
 	Down(s *ServerSession, c *room.Cause)
 }
-
-// Planned API (client.go, server.go):
-//
-//	func NewClient(c ClientConfig) *Client
-//	  // ClientConfig{Identity; Offer func(transfer.SessionID) ([]transfer.Descriptor, error);
-//	  //   Handler ClientHandler; Log *slog.Logger; KeepaliveTime, KeepaliveTimeout, DialTimeout, AckTimeout, BackoffMin, BackoffMax time.Duration; Registerer prometheus.Registerer}
-//	func (c *Client) Get(ctx context.Context, addr string) (*ClientSession, error) // waits for a live session; error is *room.Cause
-//	func (s *ClientSession) ID() transfer.SessionID
-//	func (s *ClientSession) Peer() Identity
-//	func (s *ClientSession) SendGrant(g Grant) error      // never blocks; ErrDown if the session has ended
-//	func (s *ClientSession) SendAbort(key room.Key, g transfer.GrantID, c *room.Cause) error
-//	func (s *ClientSession) Down() <-chan struct{}
-//	func (c *Client) Close() error                        // ends all sessions, waits
-//
-//	func NewServer(c ServerConfig) *Server
-//	  // ServerConfig{Identity; Connect func(ctx context.Context, s transfer.SessionID, offers []transfer.Descriptor) (transfer.Peer, error);
-//	  //   Handler ServerHandler; Log; same time settings; Registerer}
-//	func (s *Server) Serve(l net.Listener) error          // until Close
-//	func (s *Server) Close() error                        // ends all sessions, waits
-//	func (s *ServerSession) ID() transfer.SessionID
-//	func (s *ServerSession) Client() Identity
-//	func (s *ServerSession) Data() transfer.Peer           // dialled by Connect during the hello
-//	func (s *ServerSession) SendFailed(key room.Key, c *room.Cause) error // never blocks
-//	func (s *ServerSession) SendAck(key room.Key, g transfer.GrantID) error

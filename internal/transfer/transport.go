@@ -107,6 +107,16 @@ type Sink interface {
 	Fenced(s SessionID)
 }
 
+// RevokeSink is a Sink that also hears the end of a writer that was inside a grant
+// when it was revoked. Transports that are not fencing look for it on the Sink.
+type RevokeSink interface {
+	Sink
+	// Revoked: no byte will be stored under g any more. Called exactly once for a
+	// grant whose Revoke returned false, unless Fenced of its session comes
+	// instead; perhaps before that Revoke has returned to its caller. Rules of Sink.
+	Revoked(g GrantID)
+}
+
 // Target is the decode side's registration.
 type Target interface {
 	Descriptor() Descriptor

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/baton-pd/baton/internal/setup"
+)
+
+func newSetup() *cobra.Command {
+	var o setup.Options
+	c := &cobra.Command{
+		Use:   "setup",
+		Short: "Fetch the engine library and the default model, verified by checksum",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Out = cmd.OutOrStdout()
+			p, err := setup.Run(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(o.Out, "engine library  %s\ndefault model   %s\n", p.LibDir, p.Model)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&o.Dir, "dir", "", "cache directory (default: $BATON_CACHE or the user's cache directory)")
+	c.Flags().BoolVar(&o.Offline, "offline", false, "only check what is there; fetch nothing")
+	c.Flags().BoolVar(&o.NoModel, "no-model", false, "fetch only the engine library")
+	return c
+}

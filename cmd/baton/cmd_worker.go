@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/baton-pd/baton/internal/supervise"
+	"github.com/baton-pd/baton/internal/worker"
+)
+
+func newPrefill(g *globals) *cobra.Command {
+	var w workerFlags
+	var bootstrap string
+	c := &cobra.Command{
+		Use:   "prefill",
+		Short: "Run a prefill worker: computes prompts and sends their KV",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return w.run(cmd.Context(), g, "prefill", bootstrap)
+		},
+	}
+	w.add(c.Flags(), "127.0.0.1:8081")
+	c.Flags().StringVar(&bootstrap, "bootstrap-listen", "127.0.0.1:8998", "address that decode workers open their sessions to")
+	return c
+}
+
+func newDecode(g *globals) *cobra.Command {
+	var w workerFlags
+	var monolithic, local bool
+	c := &cobra.Command{
+		Use:   "decode",
+		Short: "Run a decode worker: receives KV and streams tokens",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w.monolithic, w.local = monolithic, local
+			return w.run(cmd.Context(), g, "decode", "")
+		},
+	}
+	w.add(c.Flags(), "127.0.0.1:8082")
+	c.Flags().BoolVar(&monolithic, "monolithic", false, "compute prompts here; no prefill worker, no sessions")
+	c.Flags().BoolVar(&local, "allow-local", true, "also serve requests that name no prefill worker, by computing their prompts here")
+	return c
+}
+
+// run serves one worker until ctx ends or the parent is gone.
+func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap string) error {
+	log, err := g.logger(os.Stderr)
+	if err != nil {
+		return err
+	}
+	log = log.With("role", role)
+	ctx, stop := supervise.WatchParent(ctx)
+	defer stop()
+
+	// Listen before the model is loaded, so that a taken port is known at once.
+	l, err := net.Listen("tcp", w.listen)
+	if err != nil {
+		return usageError{fmt.Errorf("--listen: %w", err)}
+	}
+	var bl net.Listener
+	if bootstrap != "" {
+		if bl, err = net.Listen("tcp", bootstrap); err != nil {
+			return usageError{fmt.Errorf("--bootstrap-listen: %w", err)}
+		}
+	}
+	began := time.Now()
+	eng, err := w.engineFlags.open(log)
+	if err != nil {
+		return err
+	}
+	in := eng.Info()
+	log.Info("model loaded", "model", in.ModelName, "engine", in.Engine, "threads", in.Threads, "ctx", in.ContextLen,
+		"kv_cells", in.KVCells, "chunk", in.ChunkTokens, "took", time.Since(began).Round(time.Millisecond))
+	cfg := w.config(eng, l)
+	cfg.Log = log
+	wk, err := w.build(role, cfg, bl)
+	if err != nil {
+		return err
+	}
+	ready := supervise.ReadyInfo{Role: role, HTTP: l.Addr().String()}
+	if bl != nil {
+		ready.Bootstrap = bl.Addr().String()
+	}
+	log.Info("ready", "http", ready.HTTP, "bootstrap", ready.Bootstrap, "transport", w.transport)
+	if err := supervise.Ready(ready); err != nil {
+		log.Warn("could not report readiness", "err", err)
+	}
+	<-ctx.Done()
+	log.Info("shutting down", "grace", w.shutdownGrace)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.shutdownGrace)
+	defer cancel()
+	return wk.Close(grace)
+}

@@ -1,0 +1,137 @@
+package hub
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/baton-pd/baton/internal/kv"
+)
+
+// maxBypass is how many later requests may take pages before an earlier one that does
+// not fit yet; then pages are kept for it.
+const maxBypass = 16
+
+// prealloc gives pages to waiting rooms in turn: first come first served, but a
+// request that does not fit now lets up to maxBypass later ones pass. One goroutine,
+// woken by the pool and by new waiters.
+type prealloc struct {
+	pool *kv.Pool
+	mu   sync.Mutex
+	q    []*pageWaiter
+	kick chan struct{} // cap 1
+	stop chan struct{}
+	done chan struct{}
+}
+
+type pageWaiter struct {
+	pages    int
+	label    string
+	deadline time.Time
+	bypassed int
+	got      chan pageResult // cap 1
+	gone     bool            // guarded by prealloc.mu: nobody waits any more
+}
+
+type pageResult struct {
+	lease *kv.Lease
+	err   error
+}
+
+func newPrealloc(p *kv.Pool) *prealloc {
+	a := &prealloc{pool: p, kick: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	go a.run()
+	return a
+}
+
+func (a *prealloc) run() {
+	defer close(a.done)
+	for {
+		freed := a.pool.Freed()
+		a.serve()
+		select {
+		case <-freed:
+		case <-a.kick:
+		case <-a.stop:
+			return
+		}
+	}
+}
+
+// serve gives pages to whoever can have them now.
+func (a *prealloc) serve() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	keep := a.q[:0:0]
+	for i, w := range a.q {
+		if w.gone {
+			continue
+		}
+		lease, err := a.pool.Alloc(w.pages, w.label, w.deadline)
+		if err == nil || !errors.Is(err, kv.ErrExhausted) {
+			w.got <- pageResult{lease, err}
+			if err == nil {
+				for _, b := range keep {
+					b.bypassed++
+				}
+			}
+			continue
+		}
+		keep = append(keep, w)
+		if keep[0].bypassed >= maxBypass {
+			keep = append(keep, a.q[i+1:]...)
+			break
+		}
+	}
+	a.q = keep
+}
+
+// wait returns a lease, an error that waiting can not mend, or nil, nil when ended is closed first.
+func (a *prealloc) wait(ended <-chan struct{}, pages int, label string, deadline time.Time) (*kv.Lease, error) {
+	w := &pageWaiter{pages: pages, label: label, deadline: deadline, got: make(chan pageResult, 1)}
+	a.mu.Lock()
+	a.q = append(a.q, w)
+	a.mu.Unlock()
+	select {
+	case a.kick <- struct{}{}:
+	default:
+	}
+	select {
+	case r := <-w.got:
+		return r.lease, r.err
+	case <-ended:
+	}
+	a.mu.Lock()
+	w.gone = true
+	a.mu.Unlock()
+	select {
+	case r := <-w.got: // came too late
+		if r.lease != nil {
+			r.lease.ReleaseRequest()
+		}
+	default:
+	}
+	select { // a head that leaves may let others run
+	case a.kick <- struct{}{}:
+	default:
+	}
+	return nil, nil
+}
+
+// waiting is the number of requests in the queue.
+func (a *prealloc) waiting() (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, w := range a.q {
+		if !w.gone {
+			n++
+		}
+	}
+	return n
+}
+
+// close ends the goroutine; nobody may be waiting (their rooms are cancelled first).
+func (a *prealloc) close() {
+	close(a.stop)
+	<-a.done
+}

@@ -1,0 +1,285 @@
+package hub
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/baton-pd/baton/internal/kv"
+	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/session"
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// receiving is one room's shell on the decode side.
+type receiving struct {
+	hub    *Receivers
+	open   transfer.OpenReceiver
+	pages  int
+	room   *room.Room // set before bootstrap starts
+	landed chan int
+
+	mu       sync.Mutex
+	sess     *session.ClientSession // set by bootstrap, once
+	lease    *kv.Lease              // set by bootstrap, once; nil before and if the room ended first
+	chunks   [][][]byte             // memory of each chunk, with lease
+	grant    transfer.GrantID       // 0: no grant was made
+	granted  time.Time
+	released bool // the request has let go (maybe before there was a lease)
+}
+
+// bootstrap gets the session and the pages and sends the grant. It ends when that
+// is done or the room has ended; waiting is bounded by the room's deadline.
+func (rec *receiving) bootstrap() {
+	h := rec.hub
+	// The session is awaited even if the room ends meanwhile: the sender must hear
+	// of the abort, or it would wait for a grant until its own bound.
+	ctx, stop := context.WithDeadline(h.ctx, rec.open.Deadline)
+	defer stop()
+	sess, err := h.dialer.Get(ctx, rec.open.Addr)
+	if err != nil {
+		c := room.CauseOf(err)
+		if ctx.Err() != nil && h.ctx.Err() == nil {
+			c = &room.Cause{Code: room.CodeDeadline, Detail: "no session to the prefill worker before the deadline"}
+		}
+		cc := *c
+		cc.Side, cc.Phase, cc.Key, cc.Peer = room.SideReceiver, room.StateBootstrapping.String(), rec.open.Key, rec.open.Addr
+		rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: &cc})
+		return
+	}
+	if !rec.attach(sess) {
+		rec.room.Apply(room.Event{Kind: room.EvPeerLost, Cause: lost(nil, room.SideReceiver, rec.open.Key, rec.open.Addr)})
+		return
+	}
+	if rec.room.State().Terminal() {
+		_ = sess.SendAbort(rec.open.Key, 0, rec.room.Cause())
+		return
+	}
+	lease, err := h.alloc.wait(rec.room.Done(), rec.pages, "room "+rec.open.Key.String(), rec.open.Deadline)
+	if err != nil {
+		rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: &room.Cause{Code: room.CodeCapacity, Side: room.SideReceiver,
+			Phase: "prealloc", Key: rec.open.Key, Peer: rec.open.Addr, Detail: "pages for the prompt's KV: " + err.Error()}})
+		return
+	}
+	if lease == nil {
+		return // the room ended first
+	}
+	rec.adopt(lease)
+	if fx := rec.room.Apply(room.Event{Kind: room.EvGranted}); fx.Has(room.FxSkip) {
+		lease.ReleaseTransfer(kv.ProofNeverGranted)
+		lease.ReleaseRequest()
+	}
+}
+
+// attach puts the room under its session; false if the session is down already.
+func (rec *receiving) attach(sess *session.ClientSession) bool {
+	h := rec.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	rs := h.sessions[sess.ID()]
+	if rs == nil || rs.down {
+		return false
+	}
+	rec.mu.Lock()
+	rec.sess = sess
+	rec.mu.Unlock()
+	rs.rooms[rec] = struct{}{}
+	return true
+}
+
+// adopt takes the lease and lays the chunks over its pages.
+func (rec *receiving) adopt(lease *kv.Lease) {
+	pool, ids := rec.hub.cfg.Pool, lease.Pages()
+	chunks := make([][][]byte, len(rec.open.Chunks))
+	for i, size := range rec.open.Chunks {
+		n := pagesOf(size, pool.PageBytes())
+		own := ids[:n]
+		ids = ids[n:]
+		chunks[i] = parts(func(k int) []byte { return pool.Page(own[k]) }, n, size, pool.PageBytes())
+	}
+	rec.mu.Lock()
+	rec.lease, rec.chunks = lease, chunks
+	released := rec.released
+	rec.mu.Unlock()
+	if released {
+		lease.ReleaseRequest()
+	}
+}
+
+// sendGrant allows the grant at the targets and sends it. Runs under the room's
+// lock. A cause means that the grant did not leave; the room must fail.
+func (rec *receiving) sendGrant() *room.Cause {
+	h := rec.hub
+	id := transfer.GrantID(h.grants.Add(1))
+	ids := rec.lease.Pages()
+	pages := make([]uint32, len(ids))
+	for i, p := range ids {
+		pages[i] = uint32(p)
+	}
+	spans, err := place(pages, h.cfg.Pool.PageBytes(), rec.open.Chunks)
+	if err != nil {
+		return &room.Cause{Code: room.CodeInternal, Side: room.SideReceiver, Key: rec.open.Key, Detail: err.Error()}
+	}
+	g := transfer.Grant{ID: id, Key: rec.open.Key, Session: rec.sess.ID()}
+	for _, s := range spans {
+		g.Spans = append(g.Spans, s...)
+	}
+	rec.mu.Lock()
+	rec.grant, rec.granted = id, time.Now()
+	rec.mu.Unlock()
+	rec.lease.Grant()
+	h.mu.Lock()
+	h.byGrant[id] = rec
+	h.mu.Unlock()
+	for _, t := range h.targets {
+		if err := t.Allow(g); err != nil {
+			return lost(&room.Cause{Detail: fmt.Sprintf("transport %s: %v", t.Descriptor().Kind, err)}, room.SideReceiver, rec.open.Key, rec.open.Addr)
+		}
+	}
+	err = rec.sess.SendGrant(session.Grant{
+		Key: rec.open.Key, ID: id, Pages: pages, PageBytes: h.cfg.Pool.PageBytes(), Chunks: rec.open.Chunks,
+		Digest: rec.open.Digest, Timeout: time.Until(rec.open.Deadline),
+	})
+	if err != nil {
+		return lost(&room.Cause{Detail: "grant not sent: " + err.Error()}, room.SideReceiver, rec.open.Key, rec.open.Addr)
+	}
+	return nil
+}
+
+// sendAbort runs under the room's lock.
+func (rec *receiving) sendAbort(c *room.Cause) {
+	rec.mu.Lock()
+	sess, g := rec.sess, rec.grant
+	rec.mu.Unlock()
+	if sess != nil { // otherwise bootstrap sends it when there is a session
+		_ = sess.SendAbort(rec.open.Key, g, c)
+	}
+}
+
+// land handles a chunk's notification; runs on a transport goroutine.
+func (rec *receiving) land(notify []byte) {
+	n, err := decodeNote(notify)
+	bad := ""
+	switch {
+	case err != nil:
+		bad = err.Error()
+	case n.Key != rec.open.Key:
+		bad = "chunk notification of room " + n.Key.String()
+	case int(n.Count) != len(rec.open.Chunks) || int(n.Bytes) != rec.open.Chunks[n.Index]:
+		bad = fmt.Sprintf("chunk %d of %d with %d bytes, expected %d chunks", n.Index, n.Count, n.Bytes, len(rec.open.Chunks))
+	case crcOf(rec.Chunk(int(n.Index))) != n.CRC:
+		bad = fmt.Sprintf("checksum of chunk %d is wrong: its bytes were damaged on the way", n.Index)
+	}
+	if bad != "" {
+		rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: &room.Cause{Code: room.CodeTransferFailed, Side: room.SideReceiver,
+			Phase: room.StateTransferring.String(), Key: rec.open.Key, Peer: rec.open.Addr, Retryable: true, Detail: bad}})
+		return
+	}
+	rec.room.Apply(room.Event{Kind: room.EvLanded, Chunk: int(n.Index), Last: int(n.Index) == len(rec.open.Chunks)-1})
+}
+
+// letGo revokes the grant and returns the transfer's hold where that is proven. Runs
+// on the actions goroutine.
+func (rec *receiving) letGo(revoke, free bool, proof kv.Proof) {
+	rec.mu.Lock()
+	lease, g := rec.lease, rec.grant
+	rec.mu.Unlock()
+	if g == 0 {
+		return // nothing was granted
+	}
+	if revoke {
+		fenced := true
+		for _, t := range rec.hub.targets {
+			fenced = t.Revoke(g) && fenced
+		}
+		if fenced && !free {
+			rec.room.Apply(room.Event{Kind: room.EvFenced}) // comes back with free
+		}
+	}
+	if free {
+		lease.ReleaseTransfer(proof)
+	}
+}
+
+// forget drops the room from the hub's indexes; on the actions goroutine, after letGo.
+func (rec *receiving) forget() {
+	h := rec.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	delete(h.byGrant, rec.grant)
+	if rec.sess != nil {
+		if rs := h.sessions[rec.sess.ID()]; rs != nil {
+			delete(rs.rooms, rec)
+		}
+	}
+}
+
+func (rec *receiving) session() transfer.SessionID {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.sess == nil {
+		return 0
+	}
+	return rec.sess.ID()
+}
+
+func (rec *receiving) grantID() transfer.GrantID {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	return rec.grant
+}
+
+func (rec *receiving) grantedAt() time.Time {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	return rec.granted
+}
+
+func (rec *receiving) bytes() (n int) {
+	for _, c := range rec.open.Chunks {
+		n += c
+	}
+	return n
+}
+
+func (rec *receiving) Granted() <-chan struct{} { return rec.room.Granted() }
+func (rec *receiving) Landed() <-chan int       { return rec.landed }
+func (rec *receiving) Done() <-chan struct{}    { return rec.room.Done() }
+func (rec *receiving) State() room.State        { return rec.room.State() }
+
+// Chunk implements transfer.Receiving; nil before there are pages.
+func (rec *receiving) Chunk(i int) [][]byte {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	if rec.chunks == nil {
+		return nil
+	}
+	return rec.chunks[i]
+}
+
+func (rec *receiving) Err() error {
+	if c := rec.room.Cause(); c != nil {
+		return c
+	}
+	return nil
+}
+
+// Cancel implements transfer.Receiving.
+func (rec *receiving) Cancel(c *room.Cause) {
+	rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: c})
+}
+
+// Release implements transfer.Receiving.
+func (rec *receiving) Release() {
+	rec.room.Apply(room.Event{Kind: room.EvRelease})
+	rec.mu.Lock()
+	rec.released = true
+	lease := rec.lease
+	rec.mu.Unlock()
+	if lease != nil {
+		lease.ReleaseRequest()
+	}
+}

@@ -1,0 +1,356 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/baton-pd/baton/internal/kv"
+	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/session"
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// SendersConfig configures the prefill side.
+type SendersConfig struct {
+	// Staging holds exported chunks until their writes have settled. The hub uses
+	// it, the caller owns it.
+	Staging *kv.Pool
+	// BootstrapTimeout bounds the wait for a grant, WaitingTimeout the wait from the grant
+	// to the first chunk, TransferTimeout the rest; all besides the request's deadline.
+	BootstrapTimeout, WaitingTimeout, TransferTimeout time.Duration
+	// ParkTimeout bounds how long a grant waits for its request.
+	ParkTimeout time.Duration
+	// TombstoneTTL is how long an ended or aborted room is remembered.
+	TombstoneTTL time.Duration
+	Log          *slog.Logger
+	Registerer   prometheus.Registerer // nil: no metrics
+}
+
+// maxParked bounds grants without a request; one more is refused.
+const maxParked = 4096
+
+// Senders is the prefill worker's shell: transfer.Senders for the scheduler,
+// session.ServerHandler for the session. Safe for concurrent use.
+type Senders struct {
+	cfg SendersConfig
+	reg *room.Registry
+	m   *metrics
+
+	mu       sync.Mutex
+	closed   bool
+	parked   map[room.Key]*parkedGrant
+	sessions map[*session.ServerSession]*senderSession
+}
+
+// parkedGrant is a grant that arrived before its request.
+type parkedGrant struct {
+	sess  *session.ServerSession
+	grant session.Grant
+	timer *time.Timer // expires it; stopped when taken
+}
+
+// senderSession is what the hub knows of one session.
+type senderSession struct {
+	rooms map[room.Key]*sending // guarded by Senders.mu
+	out   *outQueue
+}
+
+// NewSenders starts the registry. Close ends it.
+func NewSenders(c SendersConfig) *Senders {
+	h := &Senders{
+		cfg:      c,
+		parked:   make(map[room.Key]*parkedGrant),
+		sessions: make(map[*session.ServerSession]*senderSession),
+	}
+	h.reg = room.NewRegistry(room.Config{
+		Side:         room.SideSender,
+		Execute:      h.execute,
+		TombstoneTTL: c.TombstoneTTL,
+		Bounds: map[room.State]time.Duration{
+			room.StateBootstrapping:   c.BootstrapTimeout,
+			room.StateWaitingForInput: c.WaitingTimeout,
+			room.StateTransferring:    c.TransferTimeout,
+		},
+		Log: c.Log,
+	})
+	h.m = newMetrics(room.SideSender, h.reg, c.Registerer)
+	return h
+}
+
+// Registry is for accounting.
+func (h *Senders) Registry() *room.Registry { return h.reg }
+
+// Close cancels every room, forgets parked grants and stops the registry. Sessions must be
+// closed first, so that no write is outstanding any more.
+func (h *Senders) Close() {
+	h.mu.Lock()
+	h.closed = true
+	for k, p := range h.parked {
+		p.timer.Stop()
+		delete(h.parked, k)
+	}
+	h.mu.Unlock()
+	h.reg.Range(func(r *room.Room) bool {
+		r.Apply(room.Event{Kind: room.EvCancel, Cause: &room.Cause{
+			Code: room.CodeShutdown, Side: room.SideSender, Detail: "prefill worker is shutting down", Retryable: true}})
+		return true
+	})
+	h.reg.Close()
+}
+
+// Open implements transfer.Senders.
+func (h *Senders) Open(o transfer.OpenSender) (transfer.Sending, error) {
+	if len(o.Chunks) == 0 {
+		return nil, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: o.Key, Detail: "a room needs at least one chunk"}
+	}
+	s := &sending{hub: h, open: o, bufs: make([]*kv.Lease, len(o.Chunks))}
+	h.mu.Lock()
+	closed := h.closed
+	h.mu.Unlock()
+	if closed {
+		return nil, &room.Cause{Code: room.CodeShutdown, Side: room.SideSender, Key: o.Key, Detail: "prefill worker is shutting down", Retryable: true}
+	}
+	r, err := h.reg.Open(o.Key, o.Deadline, len(o.Chunks), s)
+	if err != nil {
+		return nil, err
+	}
+	s.room.Store(r)
+	h.mu.Lock()
+	p := h.parked[o.Key]
+	delete(h.parked, o.Key)
+	h.mu.Unlock()
+	if p != nil {
+		p.timer.Stop()
+		h.deliver(s, r, p.sess, p.grant)
+	}
+	return s, nil
+}
+
+// Grant implements session.ServerHandler.
+func (h *Senders) Grant(sess *session.ServerSession, g session.Grant) {
+	h.mu.Lock()
+	if h.sessions[sess] == nil {
+		h.sessions[sess] = &senderSession{rooms: make(map[room.Key]*sending), out: newOutQueue(sess.Data())}
+	}
+	h.mu.Unlock()
+	if r := h.reg.Get(g.Key); r != nil {
+		h.deliver(r.Value().(*sending), r, sess, g)
+		return
+	}
+	if c, ended := h.reg.Ended(g.Key); ended {
+		if c == nil {
+			c = &room.Cause{Code: room.CodeDuplicate, Detail: "the room ended a moment ago at the prefill worker; use a fresh bootstrap_room"}
+		}
+		h.refuse(sess, g.Key, c)
+		return
+	}
+	h.park(sess, g)
+}
+
+// park keeps a grant until its request arrives, for ParkTimeout at most.
+func (h *Senders) park(sess *session.ServerSession, g session.Grant) {
+	h.mu.Lock()
+	old := h.parked[g.Key]
+	full := len(h.parked) >= maxParked || h.closed
+	if !full {
+		p := &parkedGrant{sess: sess, grant: g}
+		wait := h.cfg.ParkTimeout
+		if g.Timeout > 0 && g.Timeout < wait {
+			wait = g.Timeout
+		}
+		p.timer = time.AfterFunc(wait, func() { h.unpark(p) })
+		h.parked[g.Key] = p
+	}
+	h.mu.Unlock()
+	if old != nil {
+		old.timer.Stop()
+		if old.sess != sess || old.grant.ID != g.ID {
+			h.refuse(old.sess, g.Key, &room.Cause{Code: room.CodeDuplicate, Detail: "another grant took this room"})
+		}
+	}
+	if full {
+		h.refuse(sess, g.Key, &room.Cause{Code: room.CodeCapacity, Retryable: true, Detail: "too many grants wait for their requests"})
+		return
+	}
+	// The request may have come between Get and here.
+	if r := h.reg.Get(g.Key); r != nil {
+		h.mu.Lock()
+		p := h.parked[g.Key]
+		delete(h.parked, g.Key)
+		h.mu.Unlock()
+		if p != nil {
+			p.timer.Stop()
+			h.deliver(r.Value().(*sending), r, p.sess, p.grant)
+		}
+	}
+}
+
+// unpark expires p if it is still parked.
+func (h *Senders) unpark(p *parkedGrant) {
+	h.mu.Lock()
+	live := h.parked[p.grant.Key] == p
+	if live {
+		delete(h.parked, p.grant.Key)
+	}
+	h.mu.Unlock()
+	if live {
+		h.refuse(p.sess, p.grant.Key, &room.Cause{Code: room.CodeDeadline, Phase: "parked", Retryable: true,
+			Detail: fmt.Sprintf("the prefill worker got a grant but no request for this room within %v; check that the router sends each request to both workers", h.cfg.ParkTimeout)})
+	}
+}
+
+// refuse tells the decode side that its room cannot be served.
+func (h *Senders) refuse(sess *session.ServerSession, key room.Key, c *room.Cause) {
+	cc := *c
+	cc.Key, cc.Side = key, room.SideSender
+	if cc.Phase == "" {
+		cc.Phase = room.StateBootstrapping.String()
+	}
+	_ = sess.SendFailed(key, &cc) // ErrDown: the session's end tells it
+}
+
+// deliver gives a grant to its sender, or refuses it.
+func (h *Senders) deliver(s *sending, r *room.Room, sess *session.ServerSession, g session.Grant) {
+	spans, err := place(g.Pages, g.PageBytes, g.Chunks)
+	switch {
+	case err != nil:
+		h.refuseRoom(r, s, sess, &room.Cause{Code: room.CodeProtocol, Detail: "grant does not fit its chunks: " + err.Error()})
+		return
+	case g.Digest != s.open.Digest || !slices.Equal(g.Chunks, s.open.Chunks):
+		h.refuseRoom(r, s, sess, &room.Cause{Code: room.CodeMismatch,
+			Detail: fmt.Sprintf("the two workers see different prompts (digest %x and %x, %d and %d chunks); check that both got the same request and run the same tokenizer",
+				s.open.Digest, g.Digest, len(s.open.Chunks), len(g.Chunks))})
+		return
+	}
+	h.mu.Lock()
+	ss := h.sessions[sess]
+	if ss == nil { // Down has come meanwhile
+		h.mu.Unlock()
+		r.Apply(room.Event{Kind: room.EvPeerLost, Cause: lost(nil, room.SideSender, g.Key, sess.Client().WorkerID)})
+		return
+	}
+	if !s.bind(r, sess, ss, g, spans) {
+		h.mu.Unlock()
+		h.m.duplicateGrants.Inc()
+		if !s.sameGrant(sess, g.ID) {
+			h.refuse(sess, g.Key, &room.Cause{Code: room.CodeDuplicate, Detail: "the room has another grant"})
+		}
+		return
+	}
+	ss.rooms[g.Key] = s
+	h.mu.Unlock()
+	r.Apply(room.Event{Kind: room.EvGrant})
+	if r.State() == room.StateFailed { // ended before: tell why
+		h.refuse(sess, g.Key, r.Cause())
+	}
+}
+
+// refuseRoom fails a room because of its grant and tells the grant's session.
+func (h *Senders) refuseRoom(r *room.Room, s *sending, sess *session.ServerSession, c *room.Cause) {
+	c.Peer = sess.Client().WorkerID
+	h.refuse(sess, r.Key(), c)
+	r.Apply(room.Event{Kind: room.EvCancel, Cause: c})
+}
+
+// Abort implements session.ServerHandler.
+func (h *Senders) Abort(sess *session.ServerSession, key room.Key, g transfer.GrantID, c *room.Cause) {
+	h.mu.Lock()
+	p := h.parked[key]
+	if p != nil && p.sess == sess {
+		p.timer.Stop()
+		delete(h.parked, key)
+	}
+	h.mu.Unlock()
+	if c == nil {
+		c = &room.Cause{}
+	}
+	cause := &room.Cause{Code: room.CodeAborted, Side: room.SideReceiver, Phase: c.Phase, Key: key, Peer: sess.Client().WorkerID,
+		Detail: "the decode worker ended the room: " + c.Error()}
+	if r := h.reg.Get(key); r != nil {
+		if s := r.Value().(*sending); !s.expectAck(sess, g) {
+			// Another session's room under the same key: this abort is stale, and its
+			// grant can have no write outstanding.
+			h.m.staleAborts.Inc()
+			_ = sess.SendAck(key, g)
+			return
+		}
+	}
+	if _, known := h.reg.Abort(key, cause); !known {
+		// Nothing was ever written for it, and the tombstone keeps it so.
+		_ = sess.SendAck(key, g)
+	}
+}
+
+// Down implements session.ServerHandler. The server closes the data peer after it, which
+// settles every outstanding write.
+func (h *Senders) Down(sess *session.ServerSession, c *room.Cause) {
+	h.mu.Lock()
+	ss := h.sessions[sess]
+	delete(h.sessions, sess)
+	var rooms []*sending
+	if ss != nil {
+		for _, s := range ss.rooms {
+			rooms = append(rooms, s)
+		}
+	}
+	for k, p := range h.parked {
+		if p.sess == sess {
+			p.timer.Stop()
+			delete(h.parked, k)
+		}
+	}
+	h.mu.Unlock()
+	for _, s := range rooms {
+		s.room.Load().Apply(room.Event{Kind: room.EvPeerLost, Cause: lost(c, room.SideSender, s.open.Key, sess.Client().WorkerID)})
+	}
+	if ss != nil {
+		ss.out.close()
+	}
+}
+
+// lost is the cause of a room whose session ended.
+func lost(c *room.Cause, side room.Side, key room.Key, peer string) *room.Cause {
+	l := &room.Cause{Code: room.CodePeerLost, Side: side, Key: key, Peer: peer, Retryable: true}
+	if c != nil {
+		l.Detail = "session to the other worker ended: " + c.Detail
+	} else {
+		l.Detail = "session to the other worker ended"
+	}
+	return l
+}
+
+// execute is the registry's effect executor; it runs under the room's lock.
+func (h *Senders) execute(r *room.Room, e room.Event, fx room.Effects) []room.Event {
+	s := r.Value().(*sending)
+	sess, grant, ackSess, ackGrant := s.peers()
+	if fx.Has(room.FxSendFailed) && sess != nil {
+		if err := sess.SendFailed(r.Key(), r.Cause()); err != nil && !errors.Is(err, session.ErrDown) {
+			h.cfg.Log.Warn("failure could not be sent", "room", r.Key().String(), "err", err)
+		}
+	}
+	if fx.Has(room.FxSendAck) {
+		if ackSess == nil {
+			ackSess, ackGrant = sess, grant
+		}
+		if ackSess != nil {
+			_ = ackSess.SendAck(r.Key(), ackGrant)
+		}
+	}
+	if fx.Has(room.FxTerminal) {
+		h.m.ended(r)
+	}
+	if fx.Has(room.FxForget) {
+		s.forget()
+	}
+	return nil
+}
+
+// Drain waits until no room is live.
+func (h *Senders) Drain(ctx context.Context) error { return h.reg.Drain(ctx) }

@@ -1,0 +1,216 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/baton-pd/baton/internal/kv"
+	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/session"
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// sending is one room's shell on the prefill side.
+type sending struct {
+	hub  *Senders
+	open transfer.OpenSender
+	room atomic.Pointer[room.Room] // set by Open or bind, whichever is first; always the same
+
+	mu       sync.Mutex
+	sess     *session.ServerSession // set once, by the grant
+	ss       *senderSession
+	grant    transfer.GrantID
+	spans    [][]transfer.Span // per chunk, at the destination
+	ackSess  *session.ServerSession
+	ackGrant transfer.GrantID
+	bufs     []*kv.Lease // staging of chunk i while no write uses it; nil before and after
+	granted  time.Time
+}
+
+// bind stores the grant and the session it came on; false if there is one already.
+func (s *sending) bind(r *room.Room, sess *session.ServerSession, ss *senderSession, g session.Grant, spans [][]transfer.Span) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sess != nil {
+		return false
+	}
+	s.room.Store(r) // Open may not have come so far
+	s.sess, s.ss, s.grant, s.spans, s.granted = sess, ss, g.ID, spans, time.Now()
+	return true
+}
+
+func (s *sending) sameGrant(sess *session.ServerSession, id transfer.GrantID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sess == sess && s.grant == id
+}
+
+// expectAck notes who wants the ack; false if the room belongs to another session.
+func (s *sending) expectAck(sess *session.ServerSession, g transfer.GrantID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sess != nil && s.sess != sess {
+		return false
+	}
+	s.ackSess, s.ackGrant = sess, g
+	return true
+}
+
+func (s *sending) peers() (sess *session.ServerSession, g transfer.GrantID, ackSess *session.ServerSession, ackGrant transfer.GrantID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sess, s.grant, s.ackSess, s.ackGrant
+}
+
+func (s *sending) Granted() <-chan struct{} { return s.room.Load().Granted() }
+func (s *sending) Done() <-chan struct{}    { return s.room.Load().Done() }
+func (s *sending) State() room.State        { return s.room.Load().State() }
+
+func (s *sending) Err() error {
+	if c := s.room.Load().Cause(); c != nil {
+		return c
+	}
+	return nil
+}
+
+// Buffer implements transfer.Sending.
+func (s *sending) Buffer(ctx context.Context, i int) ([][]byte, error) {
+	pool, size := s.hub.cfg.Staging, s.open.Chunks[i]
+	n := pagesOf(size, pool.PageBytes())
+	for {
+		freed := pool.Freed()
+		if s.State().Terminal() {
+			return nil, s.ended()
+		}
+		lease, err := pool.Alloc(n, "room "+s.open.Key.String(), s.open.Deadline)
+		if err == nil {
+			s.mu.Lock()
+			s.bufs[i] = lease
+			s.mu.Unlock()
+			pages := lease.Pages()
+			return parts(func(k int) []byte { return pool.Page(pages[k]) }, n, size, pool.PageBytes()), nil
+		}
+		if !errors.Is(err, kv.ErrExhausted) {
+			return nil, &room.Cause{Code: room.CodeCapacity, Side: room.SideSender, Key: s.open.Key, Detail: "staging memory for a chunk: " + err.Error()}
+		}
+		select {
+		case <-freed:
+		case <-s.Done():
+			return nil, s.ended()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (s *sending) ended() error {
+	if err := s.Err(); err != nil {
+		return err
+	}
+	return &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: s.open.Key, Detail: "the room has already succeeded"}
+}
+
+// Send implements transfer.Sending.
+func (s *sending) Send(i int) {
+	s.mu.Lock()
+	ss := s.ss
+	s.mu.Unlock()
+	r, last, size := s.room.Load(), i == len(s.open.Chunks)-1, s.open.Chunks[i]
+	lease := s.takeBuffer(i)
+	if lease == nil {
+		s.Drop(i, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: s.open.Key, Detail: "chunk was sent without a buffer, or twice"})
+		return
+	}
+	if fx := r.Apply(room.Event{Kind: room.EvBegin, Chunk: i, Last: last}); !fx.Has(room.FxWrite) {
+		lease.ReleaseRequest()
+		return
+	}
+	pool, pages := s.hub.cfg.Staging, lease.Pages()
+	src := parts(func(k int) []byte { return pool.Page(pages[k]) }, len(pages), size, pool.PageBytes())
+	note := chunkNote{Key: s.open.Key, Index: uint32(i), Count: uint32(len(s.open.Chunks)), Bytes: uint32(size), CRC: crcOf(src)}
+	lease.Grant() // the transfer is the second owner until the write settles
+	began := time.Now()
+	ss.out.push(&queued{s: s, write: transfer.Write{
+		Grant: s.grant, Key: s.open.Key, Segments: segments(src, s.spans[i]), Notify: note.encode(),
+		Done: func(err error) {
+			s.settle(lease, i, last, size, began, err)
+			ss.out.wake()
+		},
+	}})
+}
+
+// settle ends the write of chunk i: its buffer returns, the room hears of it.
+func (s *sending) settle(lease *kv.Lease, i int, last bool, size int, began time.Time, err error) {
+	lease.ReleaseTransfer(kv.ProofDrained)
+	lease.ReleaseRequest()
+	ev := room.Event{Kind: room.EvSettle, Chunk: i, Last: last}
+	if err != nil {
+		ev.Kind = room.EvSettleError
+		ev.Cause = &room.Cause{Code: room.CodeTransferFailed, Side: room.SideSender, Key: s.open.Key, Peer: s.sess.Client().WorkerID,
+			Retryable: true, Detail: "chunk write: " + err.Error()}
+		if errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrClosed) {
+			ev.Cause.Code = room.CodePeerLost
+		}
+	} else {
+		s.hub.m.chunk(size, time.Since(began))
+	}
+	s.room.Load().Apply(ev)
+}
+
+// takeBuffer takes chunk i's staging out of the room's hands; nil if there is none.
+func (s *sending) takeBuffer(i int) *kv.Lease {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lease := s.bufs[i]
+	s.bufs[i] = nil
+	return lease
+}
+
+// dropBuffer returns a buffer that no write uses.
+func (s *sending) dropBuffer(i int) {
+	if lease := s.takeBuffer(i); lease != nil {
+		lease.ReleaseRequest()
+	}
+}
+
+// Drop implements transfer.Sending.
+func (s *sending) Drop(i int, c *room.Cause) {
+	s.dropBuffer(i)
+	s.room.Load().Apply(room.Event{Kind: room.EvDrop, Chunk: i, Cause: c})
+}
+
+// Cancel implements transfer.Sending.
+func (s *sending) Cancel(c *room.Cause) {
+	s.room.Load().Apply(room.Event{Kind: room.EvCancel, Cause: c})
+}
+
+// Release implements transfer.Sending.
+func (s *sending) Release() {
+	r := s.room.Load()
+	r.Apply(room.Event{Kind: room.EvRelease})
+	s.mu.Lock()
+	ss := s.ss
+	s.mu.Unlock()
+	if ss != nil {
+		ss.out.purge(s)
+	}
+	// What is not in a write now never will be: the room is terminal.
+	for i := range s.open.Chunks {
+		s.dropBuffer(i)
+	}
+}
+
+// forget removes the room from its session's index; runs under the room's lock.
+func (s *sending) forget() {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ss != nil && s.ss.rooms[s.open.Key] == s {
+		delete(s.ss.rooms, s.open.Key)
+	}
+}

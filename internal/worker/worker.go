@@ -1,0 +1,278 @@
+// Package worker puts one worker together: engine, pools, transports, hub, session,
+// scheduler and HTTP. The concrete engine and transports are chosen by the caller
+// (cmd/baton, or a test); this package only knows their interfaces.
+//
+// Ownership: a [Worker] owns everything it was given (engine, listeners) and
+// everything it made. Close ends them in the order in which work flows: no new
+// requests, scheduler, sessions, hub, pools, engine.
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/baton-pd/baton/internal/engine"
+	"github.com/baton-pd/baton/internal/httpapi"
+	"github.com/baton-pd/baton/internal/kv"
+	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/sched"
+	"github.com/baton-pd/baton/internal/session"
+	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/hub"
+)
+
+// Timeouts bound the states of a room, besides each request's own deadline.
+type Timeouts struct {
+	Bootstrap time.Duration // session, pages and grant
+	Waiting   time.Duration // from the grant to the first chunk
+	Transfer  time.Duration // from the first chunk to the last
+	Park      time.Duration // a grant without its request
+	Tombstone time.Duration // how long an ended room is remembered
+	Request   time.Duration // default deadline of a request
+	Max       time.Duration // largest deadline a client may ask for
+}
+
+// DefaultTimeouts are for interactive serving.
+func DefaultTimeouts() Timeouts {
+	return Timeouts{
+		Bootstrap: 60 * time.Second, Waiting: 120 * time.Second, Transfer: 120 * time.Second, Park: 30 * time.Second,
+		Tombstone: 60 * time.Second, Request: 300 * time.Second, Max: time.Hour,
+	}
+}
+
+// Config is what both roles share.
+type Config struct {
+	ID         string         // host:port of the HTTP side, for people
+	Engine     engine.Compute // owned by the worker from New on
+	HTTP       net.Listener   // owned
+	Transports []transfer.Transport
+	PoolBytes  int // KV memory outside the engine (decode: landing pages; prefill: staging)
+	// PageBytes: 0 for one whole chunk a page, which lets the engine import in place.
+	PageBytes  int
+	PlainPool  bool // anonymous memory instead of a memfd: no shm
+	PoisonPool bool // tests: detect stores into free pages
+	MaxQueue   int  // requests that may wait; more are answered 503
+	MaxRunning int  // requests computed at a time
+	Timeouts   Timeouts
+	Session    session.Tuning
+	MaxBody    int64
+	AllowLocal bool // decode: serve requests without a room by computing the prompt itself
+	LocalOnly  bool // decode: no session, no pool (monolithic)
+	Version    string
+	Log        *slog.Logger
+	ServerInfo map[string]any // additions to /server_info
+}
+
+// Worker is a running worker.
+type Worker struct {
+	Sched    sched.Scheduler
+	Pool     *kv.Pool // nil when LocalOnly
+	Registry *room.Registry
+	Metrics  *prometheus.Registry
+
+	cfg    Config
+	http   *http.Server
+	closer []func() error // run in order by Close
+	served chan error
+}
+
+func (c *Config) validate() error {
+	switch {
+	case c.Engine == nil || c.HTTP == nil || c.Log == nil:
+		return errors.New("worker: engine, listener and log are required")
+	case len(c.Transports) == 0 && !c.LocalOnly:
+		return errors.New("worker: at least one transport is required")
+	case c.MaxQueue < 1 || c.MaxRunning < 1:
+		return errors.New("worker: queue and running limits must be at least 1")
+	}
+	return nil
+}
+
+// epoch is this process's generation.
+func (c *Config) identity() session.Identity {
+	in := c.Engine.Info()
+	return session.Identity{
+		WorkerID: c.ID,
+		Epoch:    session.NewEpoch(),
+		Fingerprint: session.Fingerprint{
+			Engine: in.Engine, ModelDigest: in.ModelDigest, KVLayout: in.KVLayout, Attention: in.Attention, ChunkTokens: in.ChunkTokens,
+		},
+	}
+}
+
+// openPool sizes pages and opens the pool.
+func (c *Config) openPool(name string) (*kv.Pool, error) {
+	page := c.PageBytes
+	if page == 0 {
+		page = c.Engine.ChunkBytes(c.Engine.Info().ChunkTokens)
+	}
+	page = (page + 4095) &^ 4095
+	pages := max(c.PoolBytes/page, 1)
+	p, err := kv.Open(kv.Config{Name: name, PageBytes: page, Pages: pages, Plain: c.PlainPool, Poison: c.PoisonPool, Log: c.Log})
+	if err != nil {
+		return nil, fmt.Errorf("open KV pool of %d pages of %d bytes: %w", pages, page, err)
+	}
+	return p, nil
+}
+
+func newWorker(c Config) (*Worker, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	if c.Metrics == nil {
+		c.Metrics = prometheus.NewRegistry()
+	}
+	w := &Worker{cfg: c, Metrics: c.Metrics, served: make(chan error, 1)}
+	w.Metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return w, nil
+}
+
+// NewPrefill builds and starts a prefill worker. bootstrap is owned.
+func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
+	w, err := newWorker(c)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := c.openPool("staging")
+	if err != nil {
+		return nil, err
+	}
+	w.Pool = pool
+	w.Metrics.MustRegister(pool.Collector())
+	senders := hub.NewSenders(hub.SendersConfig{
+		Staging: pool, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting, TransferTimeout: c.Timeouts.Transfer,
+		ParkTimeout: c.Timeouts.Park, TombstoneTTL: c.Timeouts.Tombstone, Log: c.Log, Registerer: w.Metrics,
+	})
+	w.Registry = senders.Registry()
+	server := session.NewServer(session.ServerConfig{
+		Identity: c.identity(), Connect: connector(c.Transports), Handler: senders, Log: c.Log, Tuning: c.Session, Registerer: w.Metrics,
+	})
+	sessions := make(chan error, 1)
+	go func() { sessions <- server.Serve(bootstrap) }()
+	p := sched.NewPrefill(sched.PrefillConfig{
+		Engine: c.Engine, Senders: senders, MaxQueue: c.MaxQueue, MaxActive: c.MaxRunning, Log: c.Log, Registerer: w.Metrics,
+	})
+	w.Sched = p
+	w.closer = []func() error{
+		p.Close,
+		func() error { err := server.Close(); return errors.Join(err, <-sessions) },
+		func() error { senders.Close(); return nil },
+		pool.Close, c.Engine.Close,
+	}
+	w.serve("prefill")
+	return w, nil
+}
+
+// NewDecode builds and starts a decode worker.
+func NewDecode(c Config) (*Worker, error) {
+	w, err := newWorker(c)
+	if err != nil {
+		return nil, err
+	}
+	if c.LocalOnly {
+		d := sched.NewDecode(sched.DecodeConfig{Engine: c.Engine, MaxQueue: c.MaxQueue, MaxRunning: c.MaxRunning, Log: c.Log, Registerer: w.Metrics})
+		w.Sched = d
+		w.closer = []func() error{d.Close, c.Engine.Close}
+		w.serve("decode")
+		return w, nil
+	}
+	pool, err := c.openPool("landing")
+	if err != nil {
+		return nil, err
+	}
+	w.Pool = pool
+	w.Metrics.MustRegister(pool.Collector())
+	receivers, err := hub.NewReceivers(hub.ReceiversConfig{
+		Pool: pool, Transports: c.Transports, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting,
+		TransferTimeout: c.Timeouts.Transfer, TombstoneTTL: c.Timeouts.Tombstone, Log: c.Log, Registerer: w.Metrics,
+	})
+	if err != nil {
+		return nil, errors.Join(err, pool.Close())
+	}
+	w.Registry = receivers.Registry()
+	client := session.NewClient(session.ClientConfig{
+		Identity: c.identity(), Offer: receivers.Offer, Handler: receivers, Log: c.Log, Tuning: c.Session, Registerer: w.Metrics,
+	})
+	receivers.Start(client)
+	d := sched.NewDecode(sched.DecodeConfig{
+		Engine: c.Engine, Receivers: receivers, MaxQueue: c.MaxQueue, MaxRunning: c.MaxRunning, Log: c.Log, Registerer: w.Metrics,
+	})
+	w.Sched = d
+	w.closer = []func() error{d.Close, client.Close, receivers.Close, pool.Close, c.Engine.Close}
+	w.serve("decode")
+	return w, nil
+}
+
+// connector dials the data plane of a session: the first offer, in our order of
+// transports, that can be reached.
+func connector(ts []transfer.Transport) func(context.Context, transfer.SessionID, []transfer.Descriptor) (transfer.Peer, error) {
+	return func(ctx context.Context, s transfer.SessionID, offers []transfer.Descriptor) (transfer.Peer, error) {
+		var errs []error
+		for _, t := range ts {
+			for _, d := range offers {
+				if d.Kind != t.Kind() || !t.Reachable(d) {
+					continue
+				}
+				p, err := t.Dial(ctx, d, s)
+				if err == nil {
+					return p, nil
+				}
+				errs = append(errs, fmt.Errorf("transport %s at %s: %w", d.Kind, d.Addr, err))
+			}
+		}
+		if len(errs) > 0 {
+			return nil, errors.Join(errs...)
+		}
+		kinds := make([]string, 0, len(offers))
+		for _, d := range offers {
+			kinds = append(kinds, d.Kind)
+		}
+		return nil, fmt.Errorf("the decode worker offers transports %v and none of them is enabled and reachable here", kinds)
+	}
+}
+
+// serve starts the HTTP side.
+func (w *Worker) serve(role string) {
+	h := httpapi.New(httpapi.Config{
+		Role: role, Scheduler: w.Sched, Tokenizer: w.cfg.Engine.Tokenizer(), Info: w.cfg.Engine.Info(),
+		Extra: func() map[string]any { return w.cfg.ServerInfo }, Gatherer: w.Metrics, Registerer: w.Metrics,
+		DefaultTimeout: w.cfg.Timeouts.Request, MaxTimeout: w.cfg.Timeouts.Max, MaxBody: w.cfg.MaxBody,
+		AllowLocal: w.cfg.AllowLocal || w.cfg.LocalOnly, Log: w.cfg.Log, Version: w.cfg.Version,
+	})
+	w.http = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(w.cfg.Log.Handler(), slog.LevelDebug)}
+	go func() {
+		err := w.http.Serve(w.cfg.HTTP)
+		if errors.Is(err, http.ErrServerClosed) {
+			err = nil
+		}
+		w.served <- err
+	}()
+}
+
+// Close ends the worker: running streams get until ctx ends, then everything is
+// cancelled (CodeShutdown). Returns when nothing of it is left.
+func (w *Worker) Close(ctx context.Context) error {
+	var errs []error
+	if err := w.http.Shutdown(ctx); err != nil {
+		w.Sched.Abort("", &room.Cause{Code: room.CodeShutdown, Detail: "the worker is shutting down", Retryable: true})
+		grace, stop := context.WithTimeout(context.Background(), 2*time.Second)
+		if err := w.http.Shutdown(grace); err != nil {
+			errs = append(errs, w.http.Close())
+		}
+		stop()
+	}
+	errs = append(errs, <-w.served)
+	for _, f := range w.closer {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Installs what a step needs and this machine lacks: deps.sh build|run|test.
+# Uses the ordinary clients by package name; prints nothing when all is there.
+set -euo pipefail
+
+need() { # need COMMAND PACKAGE: install Debian's PACKAGE if COMMAND is missing
+  command -v "$1" >/dev/null 2>&1 || missing+=("$2")
+}
+
+install_missing() {
+  [ ${#missing[@]} -eq 0 ] && return 0
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "deps: please install: ${missing[*]} (Debian package names), then run make again" >&2
+    exit 1
+  fi
+  echo "deps: installing ${missing[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+missing=()
+case "${1:-}" in
+build)
+  if ! command -v go >/dev/null; then
+    echo "deps: Go 1.26 or newer is needed to build (the go command was not found)" >&2
+    exit 1
+  fi
+  ;;
+run)
+  need npm npm
+  need python3 python3
+  python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip)
+  ldconfig -p 2>/dev/null | grep -q 'libffi\.so\.8' || missing+=(libffi8)
+  ldconfig -p 2>/dev/null | grep -q 'libgomp\.so\.1' || missing+=(libgomp1)
+  install_missing
+  ;;
+test)
+  need gcc gcc
+  need curl curl
+  need python3 python3
+  python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
+  install_missing
+  # The OpenAI Python client, pinned, in a virtual environment of the tests' own.
+  venv=.cache/venv
+  want="$(sha256sum scripts/test-requirements.txt | cut -d' ' -f1)"
+  if [ ! -f "$venv/.ready-$want" ]; then
+    echo "deps: making $venv (OpenAI Python client)"
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r scripts/test-requirements.txt
+    touch "$venv/.ready-$want"
+  fi
+  ;;
+*)
+  echo "usage: deps.sh build|run|test" >&2
+  exit 2
+  ;;
+esac

@@ -1,0 +1,44 @@
+// Package transfertest is the conformance suite of [transfer.Transport]. Every
+// transport runs it from its own tests:
+//
+//	func TestMain(m *testing.M) { transfertest.Main(m, newSource) }
+//	func TestConformance(t *testing.T) { transfertest.Run(t, transfertest.Options{...}) }
+//
+// Both ends live in the test's process, except in the tests of a killed or
+// stopped peer: there the test binary runs itself again as the writer (see
+// [Main]), so that the signals hit a real process.
+//
+// Nothing in the suite sleeps. Every wait is for an event that the contract
+// promises, bounded by [patience], after which the test fails saying what never came.
+package transfertest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// patience bounds every wait for something the contract promises.
+const patience = 30 * time.Second
+
+// Options describes the transport under test.
+type Options struct {
+	// New makes the two ends: target listens, source dials. They may be one value.
+	New func(t *testing.T) (target transfer.Transport, source transfer.Transport)
+	// Memory makes n bytes that can be registered and frees them when the test has
+	// ended; nil: a memfd mapping, which suits every transport.
+	Memory func(t *testing.T, n int) transfer.Memory
+	// Caps that the transport must report and keep.
+	Caps transfer.Caps
+	// KillPeer: the transport reaches other processes, so the tests of a killed and
+	// of a stopped writer run. The test binary must call Main.
+	KillPeer bool
+	// Garbage throws malformed bytes at the target, in as many ways as it has ports
+	// and files, and returns when they were read or refused. nil: there is nothing to
+	// throw at. The target must stay usable.
+	Garbage func(t *testing.T, d transfer.Descriptor)
+	// Silent makes an address that takes connections but never answers, derived
+	// from a live descriptor; nil: none. Dialling it must end with its context.
+	Silent func(t *testing.T, d transfer.Descriptor) transfer.Descriptor
+}

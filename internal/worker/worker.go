@@ -9,6 +9,8 @@ package worker
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -96,12 +98,12 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// epoch is this process's generation.
+// identity is who this worker is to its peers; the epoch is new at every start.
 func (c *Config) identity() session.Identity {
 	in := c.Engine.Info()
 	return session.Identity{
 		WorkerID: c.ID,
-		Epoch:    session.NewEpoch(),
+		Epoch:    newEpoch(),
 		Fingerprint: session.Fingerprint{
 			Engine: in.Engine, ModelDigest: in.ModelDigest, KVLayout: in.KVLayout, Attention: in.Attention, ChunkTokens: in.ChunkTokens,
 		},
@@ -275,4 +277,11 @@ func (w *Worker) Close(ctx context.Context) error {
 		errs = append(errs, f())
 	}
 	return errors.Join(errs...)
+}
+
+// newEpoch is a random non-zero generation.
+func newEpoch() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return binary.LittleEndian.Uint64(b[:]) | 1
 }

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"github.com/baton-pd/baton/internal/router"
+	"github.com/baton-pd/baton/internal/supervise"
+)
+
+// routerFlags of `baton router`.
+type routerFlags struct {
+	listen            string
+	prefills, decodes []string
+	timeout, max      time.Duration
+	firstByte         time.Duration
+	health            time.Duration
+	maxBodyMiB        int
+	maxInflight       int
+	policy            string
+	grace             time.Duration
+}
+
+func newRouter(g *globals) *cobra.Command {
+	var r routerFlags
+	c := &cobra.Command{
+		Use:   "router",
+		Short: "Run the router: gives each request a room and both its workers",
+		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), g) },
+	}
+	f := c.Flags()
+	f.StringVar(&r.listen, "listen", "127.0.0.1:8080", "address to serve on")
+	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT (repeat for more)")
+	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL (repeat for more)")
+	f.DurationVar(&r.timeout, "request-timeout", 300*time.Second, "default deadline of a request")
+	f.DurationVar(&r.max, "max-request-timeout", time.Hour, "largest deadline a client may ask for")
+	f.DurationVar(&r.health, "health-interval", time.Second, "time between health probes of a worker")
+	f.IntVar(&r.maxBodyMiB, "max-body-mib", 32, "MiB of a request body at most; larger ones are answered 413")
+	f.IntVar(&r.maxInflight, "max-inflight", 1024, "requests at a time; more are answered 503")
+	f.StringVar(&r.policy, "policy", "least-inflight", "choice of workers: least-inflight or round-robin")
+	f.DurationVar(&r.grace, "shutdown-grace", 10*time.Second, "time for running streams when the router is asked to end")
+	return c
+}
+
+// parsePrefill reads "URL,PORT" or "URL,HOST:PORT".
+func parsePrefill(s string) (router.Backend, error) {
+	addr, boot, ok := strings.Cut(s, ",")
+	u, err := url.Parse(addr)
+	if !ok || err != nil || u.Host == "" {
+		return router.Backend{}, usagef("--prefill %q: want URL,BOOTSTRAP_PORT, for example http://10.0.0.5:8081,8998", s)
+	}
+	host, port := u.Hostname(), boot
+	if h, p, err := net.SplitHostPort(boot); err == nil {
+		host, port = h, p
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil || n < 1 || n > 65535 {
+		return router.Backend{}, usagef("--prefill %q: bootstrap port %q is not a port number", s, port)
+	}
+	return router.Backend{URL: strings.TrimRight(addr, "/"), BootstrapHost: host, BootstrapPort: n}, nil
+}
+
+func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
+	c := router.Config{
+		Policy: r.policy, DefaultTimeout: r.timeout, MaxTimeout: r.max, HealthInterval: r.health,
+		MaxBody: int64(r.maxBodyMiB) << 20, MaxInflight: r.maxInflight, Log: log, Registerer: reg, Gatherer: reg, Version: version,
+	}
+	for _, s := range r.prefills {
+		b, err := parsePrefill(s)
+		if err != nil {
+			return c, err
+		}
+		c.Prefills = append(c.Prefills, b)
+	}
+	for _, s := range r.decodes {
+		u, err := url.Parse(s)
+		if err != nil || u.Host == "" {
+			return c, usagef("--decode %q: want a URL, for example http://10.0.0.6:8082", s)
+		}
+		c.Decodes = append(c.Decodes, router.Backend{URL: strings.TrimRight(s, "/")})
+	}
+	if len(c.Prefills) == 0 || len(c.Decodes) == 0 {
+		return c, usagef("at least one --prefill and one --decode worker are needed")
+	}
+	return c, nil
+}
+
+func (r *routerFlags) run(ctx context.Context, g *globals) error {
+	log, err := g.logger(os.Stderr)
+	if err != nil {
+		return err
+	}
+	log = log.With("role", "router")
+	ctx, stop := supervise.WatchParent(ctx)
+	defer stop()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	cfg, err := r.config(log, reg)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", r.listen)
+	if err != nil {
+		return usageError{fmt.Errorf("--listen: %w", err)}
+	}
+	rt, err := router.New(cfg)
+	if err != nil {
+		return errors.Join(usageError{err}, l.Close())
+	}
+	srv := &http.Server{Handler: rt.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(l) }()
+	if err := supervise.Ready(supervise.ReadyInfo{Role: "router", HTTP: l.Addr().String()}); err != nil {
+		log.Warn("could not report readiness", "err", err)
+	}
+	log.Info("ready", "http", l.Addr().String(), "prefill", len(cfg.Prefills), "decode", len(cfg.Decodes))
+	select {
+	case err := <-served:
+		rt.Close()
+		return fmt.Errorf("serve on %s: %w", r.listen, err)
+	case <-ctx.Done():
+	}
+	log.Info("shutting down", "grace", r.grace)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.grace)
+	defer cancel()
+	err = srv.Shutdown(grace)
+	if err != nil {
+		err = srv.Close()
+	}
+	<-served
+	rt.Close()
+	return err
+}

@@ -1,0 +1,285 @@
+package postq
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"go.uber.org/goleak"
+
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var errTest = errors.New("test verdict")
+
+// outcome records the verdicts of writes by name.
+type outcome struct {
+	mu  sync.Mutex
+	got map[string][]error
+}
+
+func (o *outcome) done(name string) func(error) {
+	return func(err error) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.got == nil {
+			o.got = make(map[string][]error)
+		}
+		o.got[name] = append(o.got[name], err)
+	}
+}
+
+func (o *outcome) want(t *testing.T, name string, want error) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if v := o.got[name]; len(v) != 1 || !errors.Is(v[0], want) && v[0] != want {
+		t.Fatalf("write %s settled with %v, want once with %v", name, v, want)
+	}
+}
+
+func (o *outcome) unsettled(t *testing.T, name string) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if v := o.got[name]; len(v) != 0 {
+		t.Fatalf("write %s settled too early: %v", name, v)
+	}
+}
+
+func (o *outcome) write(g transfer.GrantID, name string, n int) transfer.Write {
+	return transfer.Write{Grant: g, Segments: []transfer.Segment{{Src: make([]byte, n)}}, Notify: []byte(name), Done: o.done(name)}
+}
+
+func post(t *testing.T, q *Queue, w transfer.Write) {
+	t.Helper()
+	if err := q.Post(w); err != nil {
+		t.Fatalf("post %s: %v", w.Notify, err)
+	}
+}
+
+func next(t *testing.T, q *Queue) *Item {
+	t.Helper()
+	it, ok := q.Next()
+	if !ok {
+		t.Fatal("queue has failed")
+	}
+	return it
+}
+
+func TestGrantsTakeTurnsAndKeepTheirOrder(t *testing.T) {
+	q := New(Config{Limit: 16, Open: 4, Segments: 8})
+	var o outcome
+	for _, n := range []string{"a1", "a2"} {
+		post(t, q, o.write(1, n, 3))
+	}
+	post(t, q, o.write(2, "b1", 2))
+	post(t, q, o.write(3, "c1", 1))
+	var order []string
+	for range 9 { // one byte a piece: 3+3+2+1
+		it := next(t, q)
+		it.Sent++
+		order = append(order, string(it.Notify))
+		if err := q.Return(it, it.Sent == it.Total); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"a1", "b1", "c1", "a1", "b1", "a1", "a2", "a2", "a2"}
+	if !slices.Equal(order, want) {
+		t.Fatalf("pieces went out as %v, want %v", order, want)
+	}
+	for seq := uint64(1); seq <= 4; seq++ {
+		if !q.Settle(seq, nil) {
+			t.Fatalf("settle %d refused", seq)
+		}
+	}
+	for _, n := range []string{"a1", "a2", "b1", "c1"} {
+		o.want(t, n, nil)
+	}
+	if q.count != 0 || q.open != 0 || len(q.lanes) != 0 || len(q.flight) != 0 || len(q.ring) != 0 {
+		t.Fatalf("queue is not empty: %+v", q)
+	}
+}
+
+func TestOpenLimitFinishesBegunWritesFirst(t *testing.T) {
+	q := New(Config{Limit: 16, Open: 2, Segments: 8})
+	var o outcome
+	for g := range 4 {
+		post(t, q, o.write(transfer.GrantID(g+1), fmt.Sprint(g+1), 2))
+	}
+	var order []string
+	for range 8 {
+		it := next(t, q)
+		if q.open > 2 {
+			t.Fatalf("%d writes open, limit 2", q.open)
+		}
+		it.Sent++
+		order = append(order, string(it.Notify))
+		_ = q.Return(it, it.Sent == it.Total)
+	}
+	if want := []string{"1", "2", "1", "3", "2", "4", "3", "4"}; !slices.Equal(order, want) {
+		t.Fatalf("pieces went out as %v, want %v", order, want)
+	}
+}
+
+func TestLimitsAreRefusedAndLeaveTheWriteWithTheCaller(t *testing.T) {
+	q := New(Config{Limit: 2, Open: 1, Segments: 2})
+	var o outcome
+	big := transfer.Write{Segments: make([]transfer.Segment, 3), Done: o.done("big")}
+	if err := q.Post(big); !errors.Is(err, transfer.ErrTooLarge) {
+		t.Fatalf("3 segments: %v", err)
+	}
+	long := transfer.Write{Notify: make([]byte, transfer.MaxNotify+1), Done: o.done("long")}
+	if err := q.Post(long); !errors.Is(err, transfer.ErrTooLarge) {
+		t.Fatalf("long notification: %v", err)
+	}
+	post(t, q, o.write(1, "a", 1))
+	post(t, q, o.write(1, "b", 1))
+	if err := q.Post(o.write(1, "c", 1)); !errors.Is(err, transfer.ErrBusy) {
+		t.Fatalf("full queue: %v", err)
+	}
+	it := next(t, q)
+	_ = q.Return(it, true)
+	// A Done may post again: its own place is free by then.
+	reposted := false
+	q.flight[1].Done = func(error) {
+		reposted = true
+		post(t, q, o.write(1, "d", 1))
+	}
+	if !q.Settle(1, nil) || !reposted {
+		t.Fatal("not settled")
+	}
+	for _, n := range []string{"big", "long", "c"} {
+		o.unsettled(t, n)
+	}
+}
+
+func TestAnswerWaitsForTheSender(t *testing.T) {
+	q := New(Config{Limit: 4, Open: 2, Segments: 2})
+	var o outcome
+	post(t, q, o.write(1, "last", 2))
+	it := next(t, q)
+	if !q.Settle(it.Seq, nil) {
+		t.Fatal("answer to the piece being sent refused")
+	}
+	o.unsettled(t, "last") // its segments are being read
+	if err := q.Return(it, true); err != nil {
+		t.Fatal(err)
+	}
+	o.want(t, "last", nil)
+
+	post(t, q, o.write(1, "refused", 2))
+	it = next(t, q)
+	_ = q.Return(it, false)
+	if !q.Settle(it.Seq, errTest) {
+		t.Fatal("refusal before the end not accepted")
+	}
+	o.unsettled(t, "refused")
+	it = next(t, q)
+	if err := q.Answered(it); !errors.Is(err, errTest) {
+		t.Fatalf("sender sees %v", err)
+	}
+	q.Refuse(it, errTest)
+	o.want(t, "refused", errTest)
+}
+
+func TestWrongAnswersAreNoticed(t *testing.T) {
+	q := New(Config{Limit: 4, Open: 2, Segments: 2})
+	var o outcome
+	if q.Settle(1, nil) {
+		t.Fatal("unknown write settled")
+	}
+	post(t, q, o.write(1, "early", 3))
+	it := next(t, q)
+	if !q.Settle(it.Seq, nil) {
+		t.Fatal("cannot know yet whether this is the last piece")
+	}
+	if q.Settle(it.Seq, nil) {
+		t.Fatal("settled twice")
+	}
+	if err := q.Return(it, false); !errors.Is(err, ErrEarly) {
+		t.Fatalf("early completion: %v", err)
+	}
+	q.Fail(transfer.ErrPeerLost)
+	q.Drain(transfer.ErrPeerLost)
+	o.want(t, "early", transfer.ErrPeerLost)
+
+	q = New(Config{Limit: 4, Open: 2, Segments: 2})
+	post(t, q, o.write(1, "between", 3))
+	it = next(t, q)
+	_ = q.Return(it, false)
+	if q.Settle(it.Seq, nil) {
+		t.Fatal("completion between two pieces accepted")
+	}
+}
+
+func TestFailSettlesEverythingOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Limit: 8, Open: 2, Segments: 2})
+		var o outcome
+		for i, n := range []string{"unacked", "half", "queued", "behind"} {
+			post(t, q, o.write(transfer.GrantID(min(i, 2)+1), n, 2))
+		}
+		_ = q.Return(next(t, q), true)
+		_ = q.Return(next(t, q), false)
+		finished := make(chan struct{})
+		go func() { // the sender
+			defer close(finished)
+			for {
+				it, ok := q.Next()
+				if !ok {
+					q.Drain(errTest)
+					return
+				}
+				if string(it.Notify) == "behind" {
+					_ = q.Return(it, false)
+					q.Fail(errTest) // as if its connection broke here
+					continue
+				}
+				_ = q.Return(it, true)
+			}
+		}()
+		<-finished
+		for _, n := range []string{"unacked", "half", "queued", "behind"} {
+			o.want(t, n, errTest)
+		}
+		if err := q.Post(o.write(1, "late", 1)); !errors.Is(err, errTest) {
+			t.Fatalf("post after the end: %v", err)
+		}
+		q.Fail(transfer.ErrClosed)
+		if err := q.Post(o.write(1, "later", 1)); !errors.Is(err, errTest) {
+			t.Fatalf("first error was replaced: %v", err)
+		}
+	})
+}
+
+func TestSteadyStateDoesNotAllocate(t *testing.T) {
+	q := New(Config{Limit: 64, Open: 4, Segments: 2})
+	w := transfer.Write{Segments: make([]transfer.Segment, 1), Done: func(error) {}}
+	seq := uint64(0)
+	round := func() {
+		for g := range 8 {
+			w.Grant = transfer.GrantID(g + 1)
+			if q.Post(w) != nil || q.Post(w) != nil {
+				panic("post")
+			}
+		}
+		for range 16 {
+			it, _ := q.Next()
+			_ = q.Return(it, true)
+			seq++
+			if !q.Settle(seq, nil) {
+				panic("settle")
+			}
+		}
+	}
+	round()
+	if n := testing.AllocsPerRun(100, round); n > 0 {
+		t.Fatalf("%v allocations a round", n)
+	}
+}

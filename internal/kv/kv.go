@@ -1,11 +1,27 @@
 // Package kv owns KV memory outside the engine: fixed-size pages in one
-// registered mapping ([Pool]), leases with two owners a page, quarantine, and
-// exact accounting.
+// registered mapping ([Pool]), leases with two owners a page ([Lease]),
+// quarantine, and exact accounting ([Stats]).
+//
+// # Two owners
 //
 // A page is held by a request, by a transfer, or by both, and returns to the free
 // list only when both have let go. The request lets go whenever it likes. The
 // transfer lets go only with a [Proof]: the writer has drained, a fence has been
-// put up, or no grant was ever sent. A timeout is never proof.
+// put up, or no grant was ever sent. A timeout is never proof: [Pool.Expired]
+// tells which leases are late and frees nothing. Pages in the transfer's hold
+// alone are in quarantine.
+//
+// # Concurrency
+//
+// All methods may be called from any goroutine. One mutex guards a pool; it is held
+// for microseconds and never across anything that blocks. The bytes of a page
+// belong to the owners of its lease; the pool touches them only while the page is
+// free, and only if it poisons.
+//
+// # What it does not promise
+//
+// No fairness between waiters: Freed wakes all of them and the first Alloc wins.
+// Who must keep an order queues before Alloc.
 package kv
 
 import "errors"
@@ -22,6 +38,22 @@ const (
 	ProofFenced       Proof = 3 // a late write cannot land any more
 )
 
+// String is the metric label; it survives unknown values.
+func (p Proof) String() string {
+	switch p {
+	case ProofNeverGranted:
+		return "never_granted"
+	case ProofDrained:
+		return "drained"
+	case ProofFenced:
+		return "fenced"
+	default:
+		return "unknown"
+	}
+}
+
+func (p Proof) valid() bool { return p >= ProofNeverGranted && p <= ProofFenced }
+
 var (
 	// ErrExhausted: not enough free pages now; wait for Pool.Freed.
 	ErrExhausted = errors.New("kv: no free pages")
@@ -29,21 +61,8 @@ var (
 	ErrNeverFits = errors.New("kv: request is larger than the pool")
 	// ErrClosed: the pool is closed.
 	ErrClosed = errors.New("kv: pool closed")
+	// ErrHeld: Close was refused because leases are live; the memory stays mapped.
+	ErrHeld = errors.New("kv: pages still held")
+	// ErrLayout: chunks, pages and page size do not fit together.
+	ErrLayout = errors.New("kv: chunks do not fit their pages")
 )
-
-// Planned API (implemented in pool.go):
-//
-//	func Open(c Config) (*Pool, error)              // Config{Name string, PageBytes, Pages int, Plain bool}
-//	func (p *Pool) Memory() (bytes []byte, fd int)  // memfd mapping; fd -1 if Plain
-//	func (p *Pool) Page(id PageID) []byte
-//	func (p *Pool) PageBytes() int
-//	func (p *Pool) Alloc(n int, label string, deadline time.Time) (*Lease, error)
-//	func (p *Pool) Freed() <-chan struct{}          // closed at the next return of a page; get it before Alloc
-//	func (p *Pool) Expired(now time.Time) []*Lease  // by a deadline heap; marks, never frees
-//	func (p *Pool) NextExpiry() (time.Time, bool)
-//	func (p *Pool) Stats() Stats
-//	func (p *Pool) Close() error                    // refuses while a transfer holds pages: they stay mapped
-//	func (l *Lease) Pages() []PageID
-//	func (l *Lease) Grant()                         // the transfer becomes the second owner
-//	func (l *Lease) ReleaseRequest()                // idempotent
-//	func (l *Lease) ReleaseTransfer(p Proof)        // idempotent; pages in quarantine return

@@ -1,0 +1,34 @@
+package kv
+
+import "bytes"
+
+// poisonPattern fills free pages. 0xdb is in no header of ours, makes an f16 of about
+// -240 and a huge negative int, so KV that is read by mistake shows too.
+var poisonPattern = bytes.Repeat([]byte{0xdb}, 4096)
+
+// poison fills a free page. Under mu, or before the pool is shared.
+func (p *Pool) poison(id PageID) {
+	b := p.Page(id)
+	for len(b) > 0 {
+		b = b[copy(b, poisonPattern):]
+	}
+}
+
+// inspect reports a page that changed while it was free. Under mu.
+func (p *Pool) inspect(id PageID, next string) {
+	page := p.Page(id)
+	for b := page; len(b) > 0; {
+		n := min(len(b), len(poisonPattern))
+		if bytes.Equal(b[:n], poisonPattern[:n]) {
+			b = b[n:]
+			continue
+		}
+		at := len(page) - len(b)
+		for page[at] == poisonPattern[0] {
+			at++
+		}
+		p.st.PoisonHits++
+		p.cfg.Log.Error("kv: a free page was written to", "pool", p.cfg.Name, "page", id, "offset", at, "next_owner", next)
+		return
+	}
+}

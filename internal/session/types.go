@@ -36,6 +36,19 @@ func (f Fingerprint) Diff(g Fingerprint) (field, ours, theirs string, differ boo
 	return "", "", "", false
 }
 
+// differs compares the two hellos; field is "" if none differs.
+func differs(serverVersion, clientVersion uint32, server, client Fingerprint) (field, serverValue, clientValue string, differ bool) {
+	if serverVersion != clientVersion {
+		return "protocol_version", strconv.Itoa(int(serverVersion)), strconv.Itoa(int(clientVersion)), true
+	}
+	return server.Diff(client)
+}
+
+// mismatchDetail is the text of a CodeMismatch.
+func mismatchDetail(field, serverValue, clientValue string) string {
+	return fmt.Sprintf("%s differs: the prefill worker has %q, the decode worker has %q", field, serverValue, clientValue)
+}
+
 // Identity is who a worker is.
 type Identity struct {
 	WorkerID string // for people: host:port of its HTTP side

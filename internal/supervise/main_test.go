@@ -42,8 +42,14 @@ func play(role string) error {
 	case "crash":
 		fmt.Fprintln(os.Stderr, "cannot load", arg)
 		os.Exit(7)
-	case "mute": // never ready, and deaf to SIGTERM
+	case "mute": // never ready
+		<-ctx.Done()
+		return nil
+	case "deaf": // ready, and deaf to SIGTERM
 		signal.Ignore(syscall.SIGTERM)
+		if err := Ready(ReadyInfo{}); err != nil {
+			return err
+		}
 		select {}
 	case "lines": // prints, also a line without an end
 		fmt.Print("one\n\nthree")

@@ -249,8 +249,10 @@ func TestMissingProgram(t *testing.T) {
 
 // A child that is deaf to SIGTERM, even a stopped one, does not hold up the end.
 func TestGraceThenKill(t *testing.T) {
-	r := start(t, Config{Specs: []Spec{roleSpec(t, "mute", "mute")}, Grace: 50 * time.Millisecond})
-	pid := r.next(EventStarted).PID
+	spec := roleSpec(t, "deaf", "deaf")
+	spec.ReportsReady = true
+	r := start(t, Config{Specs: []Spec{spec}, Grace: 50 * time.Millisecond})
+	pid := r.next(EventReady).PID
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}

@@ -65,10 +65,7 @@ func play(role string) error {
 }
 
 func serve(ctx context.Context, sick bool) error {
-	watched, stop, err := WatchParent(ctx)
-	if err != nil {
-		return err
-	}
+	watched, stop := WatchParent(ctx)
 	defer stop()
 	l, err := net.Listen("tcp", os.Getenv("LISTEN"))
 	if err != nil {
@@ -100,10 +97,7 @@ func hold(ctx context.Context, fifo string) error {
 }
 
 func lifeline(fifo string) error {
-	ctx, stop, err := WatchParent(context.Background())
-	if err != nil {
-		return err
-	}
+	ctx, stop := WatchParent(context.Background())
 	defer stop()
 	if err := hold(ctx, fifo); err != nil {
 		return err

@@ -79,16 +79,16 @@ func Ready(info ReadyInfo) error {
 
 // WatchParent returns a context that ends with [ErrParentGone] when the supervisor's
 // process dies, however it dies. A process that has not ended a few seconds later is ended
-// by force. Without a supervisor only ctx counts. stop ends the watch and
-// the context, and waits.
-func WatchParent(ctx context.Context) (watched context.Context, stop func(), err error) {
+// by force. Without a supervisor only ctx counts; with a broken environment the context has
+// ended already, its cause says why. stop ends the watch and the context, and waits.
+func WatchParent(ctx context.Context) (watched context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	f, err := inherited(EnvLifeline)
 	if err != nil {
-		return nil, nil, err
+		cancel(err)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
 	if f == nil {
-		return ctx, func() { cancel(context.Canceled) }, nil
+		return ctx, func() { cancel(context.Canceled) }
 	}
 	var wg sync.WaitGroup
 	stopped := make(chan struct{})
@@ -114,5 +114,5 @@ func WatchParent(ctx context.Context) (watched context.Context, stop func(), err
 			wg.Wait()
 			cancel(context.Canceled)
 		})
-	}, nil
+	}
 }

@@ -361,14 +361,20 @@ func TestWithoutSupervisor(t *testing.T) {
 	if err := Ready(ReadyInfo{Role: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop, err := WatchParent(t.Context())
-	if err != nil || ctx.Err() != nil {
-		t.Fatal(err, ctx.Err())
+	ctx, stop := WatchParent(t.Context())
+	if ctx.Err() != nil {
+		t.Fatal(context.Cause(ctx))
 	}
 	stop()
 	if ctx.Err() == nil {
 		t.Error("the context lives on after stop")
 	}
+	t.Setenv(EnvLifeline, "one")
+	ctx, stop = WatchParent(t.Context())
+	if cause := context.Cause(ctx); cause == nil || !strings.Contains(cause.Error(), EnvLifeline) {
+		t.Errorf("a broken descriptor number is not reported: %v", cause)
+	}
+	stop()
 	t.Setenv(EnvReady, "one")
 	if err := Ready(ReadyInfo{}); err == nil {
 		t.Error("a broken descriptor number is accepted")

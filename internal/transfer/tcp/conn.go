@@ -1,0 +1,423 @@
+package tcp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+const (
+	// bufBytes is the read buffer of a connection: headers and tables are parsed in
+	// it. Payload comes through it only where it arrived together with a header.
+	bufBytes = 64 << 10
+	// maxStore bounds one store under a grant's lock in bytes, and so the time that
+	// Revoke waits: well below a millisecond.
+	maxStore = 1 << 20
+	// answerTimeout bounds the sending of answers to a peer that does not read them.
+	answerTimeout = 30 * time.Second
+)
+
+// conn is one established connection at the target. Everything but tcp belongs to
+// the goroutine in run.
+type conn struct {
+	t    *target
+	tcp  *net.TCPConn
+	raw  syscall.RawConn
+	sess *session
+
+	buf  []byte // buf[r:w] is read and not yet used
+	r, w int
+
+	lastSeq uint64
+	open    map[uint64]*inWrite // at most maxOpen; refused ones stay until their bytes have passed
+	free    []*inWrite
+	answers []byte // not yet sent
+
+	// Arguments and results of readReady, the only function that reads the socket.
+	readReady func(fd uintptr) bool
+	iov       []unix.Iovec
+	guard     *grant // nil: the vector holds no granted memory
+	wait      bool   // wait for the socket; otherwise give up with EAGAIN
+	n         int
+	errno     syscall.Errno
+	fenced    bool // guard was revoked, nothing was read
+}
+
+// inWrite is a write under way.
+type inWrite struct {
+	seq    uint64
+	grant  *grant // nil once refused
+	id     transfer.GrantID
+	table  []transfer.Span
+	seg    int    // table[seg] is being filled,
+	off    uint64 // from this byte on
+	left   uint64 // payload bytes of the write still to come
+	notify []byte // nil: none
+	note   [transfer.MaxNotify]byte
+}
+
+func newConn(t *target, tcp *net.TCPConn) (*conn, error) {
+	if err := tune(tcp, t.tr.cfg.UserTimeout); err != nil {
+		return nil, err
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{
+		t: t, tcp: tcp, raw: raw,
+		buf:  make([]byte, bufBytes),
+		open: make(map[uint64]*inWrite),
+		iov:  make([]unix.Iovec, 0, maxIovecs),
+	}
+	c.readReady = c.tryRead
+	return c, nil
+}
+
+// run receives until the connection ends or the peer breaks the protocol.
+func (c *conn) run() {
+	for {
+		err := c.frame()
+		if err == nil {
+			continue
+		}
+		for _, broken := range []error{errMagic, errHeader, errTable, errSequence} {
+			if errors.Is(err, broken) {
+				c.t.tr.stats.protocolErrors.Add(1)
+				_ = c.flush() // the answers to what was right before
+			}
+		}
+		return
+	}
+}
+
+// frame receives one frame.
+func (c *conn) frame() error {
+	if err := c.fill(headerLen); err != nil {
+		return err
+	}
+	var h header
+	if err := h.decode(c.buf[c.r:]); err != nil {
+		return err
+	}
+	c.r += headerLen
+	if h.kind == kindOpen {
+		return c.openFrame(&h)
+	}
+	w := c.open[h.seq]
+	if w == nil || h.payload > w.left {
+		return errSequence
+	}
+	if h.kind == kindAbandon {
+		if w.grant != nil {
+			return errSequence // only a refused write may be abandoned
+		}
+		c.forget(w)
+		return nil
+	}
+	return c.payload(w, h.payload)
+}
+
+// openFrame receives a write's description, checks all of it, and then its first bytes.
+func (c *conn) openFrame(h *header) error {
+	if h.seq != c.lastSeq+1 || len(c.open) >= maxOpen {
+		return errSequence
+	}
+	c.lastSeq = h.seq
+	w := c.newWrite()
+	w.seq, w.id, w.left = h.seq, h.grant, h.total
+	if err := c.table(w, h); err != nil {
+		return err
+	}
+	if h.notify {
+		if err := c.fill(h.notifyN); err != nil {
+			return err
+		}
+		w.notify = w.note[:copy(w.note[:h.notifyN], c.buf[c.r:])]
+		c.r += h.notifyN
+	}
+	c.open[w.seq] = w
+	w.grant = c.t.lookup(c.sess, h)
+	if w.grant == nil {
+		c.refuse(w, codeGrant)
+	} else if !inside(w.grant.spans, w.table) {
+		c.refuse(w, codeBounds)
+	}
+	return c.payload(w, h.payload)
+}
+
+// table receives the segment table.
+func (c *conn) table(w *inWrite, h *header) error {
+	var sum uint64
+	for left := h.segments * entryLen; left > 0; {
+		if err := c.fill(min(left, entryLen)); err != nil {
+			return err
+		}
+		n := min(left, c.w-c.r) / entryLen * entryLen
+		var ok bool
+		if w.table, sum, ok = decodeEntries(w.table, sum, c.buf[c.r:c.r+n]); !ok {
+			return errTable
+		}
+		c.r += n
+		left -= n
+	}
+	if sum != h.total {
+		return errTable
+	}
+	return nil
+}
+
+func inside(spans, table []transfer.Span) bool {
+	for _, s := range table {
+		if !contains(spans, s) {
+			return false
+		}
+	}
+	return true
+}
+
+// payload receives n bytes of w, stores them or throws them away, and ends the write
+// with its last byte.
+func (c *conn) payload(w *inWrite, n uint64) error {
+	for n > 0 {
+		var got uint64
+		var err error
+		switch {
+		case w.grant == nil:
+			got, err = c.discard(n)
+		case c.r < c.w:
+			got = c.storeBuffered(w, n)
+		default:
+			got, err = c.storeDirect(w, n)
+		}
+		if err != nil {
+			return err
+		}
+		n -= got
+		w.left -= got
+	}
+	if w.left > 0 {
+		return nil
+	}
+	if w.grant != nil {
+		c.complete(w)
+	}
+	c.forget(w)
+	return c.maybeFlush()
+}
+
+// complete hands the notification over and answers. All bytes are applied.
+func (c *conn) complete(w *inWrite) {
+	if !w.grant.live() {
+		c.refuse(w, codeGrant)
+		return
+	}
+	if w.notify != nil {
+		c.t.sink.Landed(w.id, w.notify)
+	}
+	c.answers = appendAnswer(c.answers, answer{seq: w.seq, code: codeOK})
+}
+
+// refuse answers w and lets the rest of its bytes go by.
+func (c *conn) refuse(w *inWrite, why code) {
+	w.grant = nil
+	if why == codeBounds {
+		c.t.tr.stats.boundsRefused.Add(1)
+	} else {
+		c.t.tr.stats.grantRefused.Add(1)
+	}
+	c.answers = appendAnswer(c.answers, answer{seq: w.seq, code: why})
+}
+
+// discard drops up to n payload bytes.
+func (c *conn) discard(n uint64) (uint64, error) {
+	if err := c.fill(1); err != nil {
+		return 0, err
+	}
+	got := min(n, uint64(c.w-c.r))
+	c.r += int(got)
+	return got, nil
+}
+
+// storeBuffered copies what is in the buffer to its place, at most n bytes. 0 if the grant
+// is revoked.
+func (c *conn) storeBuffered(w *inWrite, n uint64) uint64 {
+	src := c.buf[c.r:c.w]
+	src = src[:min(n, uint64(len(src)))]
+	g := w.grant
+	g.mu.Lock()
+	revoked := g.revoked
+	got := 0
+	for !revoked && got < len(src) {
+		k := copy(c.place(w, uint64(len(src)-got)), src[got:])
+		got += k
+		w.skip(uint64(k))
+	}
+	g.mu.Unlock()
+	if revoked {
+		c.refuse(w, codeGrant)
+	}
+	c.r += got
+	return uint64(got)
+}
+
+// storeDirect reads from the socket into the granted pages, at most n bytes, and into
+// the buffer what has arrived behind them. 0 if the grant is revoked.
+func (c *conn) storeDirect(w *inWrite, n uint64) (uint64, error) {
+	n = min(n, maxStore)
+	c.iov = c.iov[:0]
+	var want uint64
+	seg, off := w.seg, w.off
+	for want < n && len(c.iov) < maxIovecs-1 {
+		dst := c.place(w, n-want)
+		c.iov = addVec(c.iov, dst)
+		want += uint64(len(dst))
+		w.skip(uint64(len(dst)))
+	}
+	w.seg, w.off = seg, off
+	c.r, c.w = 0, 0
+	if want == n { // the next header may come with the last bytes
+		c.iov = addVec(c.iov, c.buf)
+	}
+	if err := c.read(w.grant); err != nil {
+		return 0, err
+	}
+	if c.fenced {
+		c.refuse(w, codeGrant)
+		return 0, nil
+	}
+	got := min(uint64(c.n), want)
+	c.w = c.n - int(got)
+	w.skip(got)
+	return got, nil
+}
+
+// place is the memory at w's cursor, at most n bytes, never empty. The table was checked
+// against the grant.
+func (c *conn) place(w *inWrite, n uint64) []byte {
+	w.settle()
+	s := w.table[w.seg]
+	at := s.Off + w.off
+	return c.t.mem[at : at+min(n, s.Len-w.off)]
+}
+
+// skip moves the cursor over n bytes.
+func (w *inWrite) skip(n uint64) {
+	for n > 0 {
+		w.settle()
+		k := min(n, w.table[w.seg].Len-w.off)
+		w.off += k
+		n -= k
+	}
+}
+
+// settle moves the cursor from the end of a segment to the next one that is not empty.
+// There is one: payload is left, and the table adds up to the payload.
+func (w *inWrite) settle() {
+	for w.off == w.table[w.seg].Len {
+		w.seg, w.off = w.seg+1, 0
+	}
+}
+
+// fill makes at least n bytes (n <= bufBytes) available in the buffer.
+func (c *conn) fill(n int) error {
+	if c.w-c.r >= n {
+		return nil
+	}
+	c.w = copy(c.buf, c.buf[c.r:c.w])
+	c.r = 0
+	for c.w < n {
+		c.iov = addVec(c.iov[:0], c.buf[c.w:])
+		if err := c.read(nil); err != nil {
+			return err
+		}
+		c.w += c.n
+	}
+	return nil
+}
+
+// read does one readv of c.iov, under g's lock if there is one. Answers are sent before
+// it waits for the socket.
+func (c *conn) read(g *grant) error {
+	c.guard, c.wait = g, len(c.answers) == 0
+	err := c.raw.Read(c.readReady)
+	if err == nil && !c.wait && c.errno == syscall.EAGAIN {
+		if err = c.flush(); err == nil {
+			c.wait = true
+			err = c.raw.Read(c.readReady)
+		}
+	}
+	clear(c.iov)
+	c.guard = nil
+	switch {
+	case err != nil:
+		return err
+	case c.fenced:
+		return nil
+	case c.errno != 0:
+		return c.errno
+	case c.n == 0:
+		return io.EOF
+	}
+	return nil
+}
+
+// tryRead is called by the runtime when the socket may be readable. True: done, results
+// are in c; false: wait for more.
+func (c *conn) tryRead(fd uintptr) bool {
+	c.fenced = false
+	if g := c.guard; g != nil {
+		g.mu.Lock()
+		if g.revoked {
+			g.mu.Unlock()
+			c.fenced, c.n, c.errno = true, 0, 0
+			return true
+		}
+		c.n, c.errno = vecIO(unix.SYS_READV, fd, c.iov)
+		g.mu.Unlock()
+	} else {
+		c.n, c.errno = vecIO(unix.SYS_READV, fd, c.iov)
+	}
+	return c.errno != syscall.EAGAIN || !c.wait
+}
+
+// maybeFlush sends the answers if they have become many.
+func (c *conn) maybeFlush() error {
+	if len(c.answers) < 64*answerLen {
+		return nil
+	}
+	return c.flush()
+}
+
+// flush sends the answers. A peer that does not read them loses its connection.
+func (c *conn) flush() error {
+	if len(c.answers) == 0 {
+		return nil
+	}
+	_ = c.tcp.SetWriteDeadline(time.Now().Add(answerTimeout))
+	_, err := c.tcp.Write(c.answers)
+	c.answers = c.answers[:0]
+	return err
+}
+
+func (c *conn) newWrite() *inWrite {
+	if n := len(c.free); n > 0 {
+		w := c.free[n-1]
+		c.free = c.free[:n-1]
+		return w
+	}
+	return &inWrite{}
+}
+
+// forget ends w at this side.
+func (c *conn) forget(w *inWrite) {
+	delete(c.open, w.seq)
+	w.grant, w.notify, w.table, w.seg, w.off = nil, nil, w.table[:0], 0, 0
+	c.free = append(c.free, w)
+}

@@ -1,0 +1,41 @@
+// Package tcp is the transport for workers on different machines: one TCP
+// connection a peer, payload sent by one writev from the caller's memory and
+// received by readv straight into the granted pages.
+//
+// # Fencing
+//
+// The target's process does every store. Each store is one non-blocking readv (or a
+// copy of bytes that came with a header) of at most [maxStore] bytes under the
+// grant's lock, which is never held while waiting for the socket. Revoke takes that
+// lock, so after it returns no byte is stored under the grant: tcp fences.
+// What still arrives for a revoked grant is read into scratch memory and refused;
+// the connection and its other rooms go on.
+//
+// # Wire
+//
+// Numbers are little-endian. The source says hello (32 bytes), the target answers
+// (16 bytes); see [hello] and [welcome]. Then frames flow to the target:
+//
+//	open     header, segment table, notification, first bytes of the payload
+//	data     header, more bytes of the payload
+//	abandon  header: no more of this write will come, it was refused
+//
+// and answers (16 bytes: write number, code) flow back, one a write, after the
+// notification was handed to the Sink. The open frame carries the whole segment
+// table: grant, room, generation and every segment are checked before the first
+// byte is stored. The frames of several writes may be interleaved, so that a long
+// write does not hold up another room. A write has at most [maxSegments] segments.
+//
+// # Sessions
+//
+// The session id is the secret that lets a connection in. When the last connection
+// of a session that had one ends, the session ends with it: its grants are
+// revoked and Sink.Fenced follows. The peer then needs a new session.
+//
+// # Errors
+//
+// A connection that breaks the protocol is closed and counted ([Stats]); nothing
+// else is affected. A peer that vanished is noticed by keepalive and
+// TCP_USER_TIMEOUT. A peer that is stopped keeps its connection (until the user
+// timeout, if bytes for it are pending); deadlines are the caller's.
+package tcp

@@ -1,0 +1,231 @@
+package tcp
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+var goodHeaders = map[string]header{
+	"open": {kind: kindOpen, notify: true, notifyN: 9, seq: 7, payload: 100, grant: math.MaxUint64,
+		key: room.Key{Room: 1<<63 - 1, Gen: math.MaxUint32}, segments: maxSegments, total: 1 << 40},
+	"notification only":    {kind: kindOpen, notify: true, notifyN: transfer.MaxNotify, seq: 1, grant: 2},
+	"empty notification":   {kind: kindOpen, notify: true, seq: 1, grant: 2},
+	"nothing at all":       {kind: kindOpen, seq: 1, grant: 2},
+	"data":                 {kind: kindData, seq: math.MaxUint64, payload: maxFrame},
+	"abandon":              {kind: kindAbandon, seq: 3},
+	"open, largest frame":  {kind: kindOpen, seq: 1, grant: 1, payload: maxFrame, total: maxFrame, segments: 1},
+	"open, a byte of many": {kind: kindOpen, seq: 1, grant: 1, payload: 1, total: math.MaxUint64, segments: 2},
+}
+
+func TestHeaderRoundTrip(t *testing.T) {
+	for name, h := range goodHeaders {
+		var b [headerLen]byte
+		h.encode(b[:])
+		var got header
+		if err := got.decode(b[:]); err != nil || got != h {
+			t.Errorf("%s: decoded %+v, %v; want %+v", name, got, err, h)
+		}
+	}
+}
+
+func TestHeaderRefusesWhatIsMalformed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		h    header
+		edit func([]byte)
+	}{
+		"magic":                           {h: goodHeaders["open"], edit: func(b []byte) { b[0]++ }},
+		"kind 0":                          {h: header{seq: 1}},
+		"kind 4":                          {h: header{kind: 4, seq: 1}},
+		"unknown flag":                    {h: goodHeaders["open"], edit: func(b []byte) { b[5] |= 2 }},
+		"last bytes not zero":             {h: goodHeaders["data"], edit: func(b []byte) { b[63] = 1 }},
+		"notification too long":           {h: header{kind: kindOpen, notify: true, notifyN: transfer.MaxNotify + 1}},
+		"length of an absent notify":      {h: header{kind: kindOpen, notifyN: 1}},
+		"frame too large":                 {h: header{kind: kindData, payload: maxFrame + 1}},
+		"too many segments":               {h: header{kind: kindOpen, segments: maxSegments + 1, total: 1, payload: 1}},
+		"negative segments":               {h: header{kind: kindOpen, segments: -1, total: 1, payload: 1}},
+		"payload beyond the write":        {h: header{kind: kindOpen, segments: 1, total: 1, payload: 2}},
+		"open frame without progress":     {h: header{kind: kindOpen, segments: 1, total: 1}},
+		"data frame without progress":     {h: header{kind: kindData, seq: 1}},
+		"data frame with a grant":         {h: header{kind: kindData, seq: 1, payload: 1, grant: 1}},
+		"data frame with a notification":  {h: header{kind: kindData, seq: 1, payload: 1, notify: true}},
+		"abandon frame with payload":      {h: header{kind: kindAbandon, seq: 1, payload: 1}},
+		"abandon frame with total":        {h: header{kind: kindAbandon, seq: 1, total: 1}},
+		"abandon frame with a generation": {h: header{kind: kindAbandon, seq: 1, key: room.Key{Gen: 1}}},
+	} {
+		var b [headerLen]byte
+		tc.h.encode(b[:])
+		if tc.edit != nil {
+			tc.edit(b[:])
+		}
+		var got header
+		if err := got.decode(b[:]); err == nil {
+			t.Errorf("%s: accepted as %+v", name, got)
+		}
+	}
+}
+
+func TestHandshakeMessages(t *testing.T) {
+	var b [helloLen]byte
+	hello{session: 42}.encode(&b)
+	if h, err := decodeHello(&b); err != nil || h.session != 42 {
+		t.Fatalf("hello: %+v, %v", h, err)
+	}
+	for at, want := range map[int]error{0: errMagic, 8: errVersion, 12: errHeader, 31: errHeader} {
+		bad := b
+		bad[at] ^= 0x40
+		if _, err := decodeHello(&bad); !errors.Is(err, want) {
+			t.Errorf("hello with byte %d changed: %v, want %v", at, err, want)
+		}
+	}
+	for s, want := range map[status]error{statusOK: nil, statusVersion: errVersion, statusSession: transfer.ErrSession, statusBusy: transfer.ErrSession} {
+		var w [welcomeLen]byte
+		s.encode(&w)
+		got, err := decodeWelcome(&w)
+		if err != nil || got != s || !errors.Is(got.err(), want) {
+			t.Errorf("status %d: decoded %d, %v, means %v", s, got, err, got.err())
+		}
+		w[0]++
+		if _, err := decodeWelcome(&w); !errors.Is(err, errMagic) {
+			t.Errorf("welcome with a wrong magic: %v", err)
+		}
+	}
+	if status(99).err() == nil {
+		t.Error("unknown status means success")
+	}
+}
+
+func TestEntriesOverflowIsNoticed(t *testing.T) {
+	b := make([]byte, 2*entryLen)
+	putEntry(b, 1, math.MaxUint64)
+	putEntry(b[entryLen:], 2, 1)
+	if _, _, ok := decodeEntries(nil, 0, b); ok {
+		t.Fatal("sum of lengths wrapped around")
+	}
+}
+
+// TestContainsAgainstBitmap checks spans against one byte a byte.
+func TestContainsAgainstBitmap(t *testing.T) {
+	const size = 64
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		var spans []transfer.Span
+		for at := rnd.Uint64N(6); at < size; {
+			n := min(rnd.Uint64N(9), size-at)
+			spans = append(spans, transfer.Span{Off: at, Len: n})
+			at += n + rnd.Uint64N(6)
+		}
+		rnd.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
+		owner := make([]int, size) // which span owns a byte, 0 none
+		for k, s := range spans {
+			for i := range s.Len {
+				owner[s.Off+i] = k + 1
+			}
+		}
+		sorted, ok := sortSpans(spans, size)
+		if !ok {
+			t.Fatalf("disjoint spans refused: %v", spans)
+		}
+		for off := uint64(0); off < size; off++ {
+			for n := uint64(1); off+n <= size; n++ {
+				want := owner[off] != 0
+				for i := range n {
+					want = want && owner[off+i] == owner[off]
+				}
+				if got := contains(sorted, transfer.Span{Off: off, Len: n}); got != want {
+					t.Fatalf("contains(%v, %d+%d) = %v", sorted, off, n, got)
+				}
+			}
+		}
+	}
+	one := []transfer.Span{{Off: 8, Len: 8}}
+	for s, want := range map[transfer.Span]bool{
+		{Off: 8}: true, {Off: 16}: true, {Off: 17}: false, {Off: 7}: false,
+		{Off: 9, Len: math.MaxUint64}: false, {Off: math.MaxUint64, Len: 2}: false,
+	} {
+		if contains(one, s) != want {
+			t.Errorf("contains 8+8, %v: want %v", s, want)
+		}
+	}
+}
+
+func TestSortSpansRefuses(t *testing.T) {
+	for _, bad := range [][]transfer.Span{
+		{{Off: 0, Len: 65}}, {{Off: 65, Len: 0}}, {{Off: 1, Len: math.MaxUint64}},
+		{{Off: 0, Len: 8}, {Off: 7, Len: 8}}, {{Off: 8, Len: 8}, {Off: 8, Len: 8}}, {{Off: 0, Len: 64}, {Off: 5, Len: 1}},
+	} {
+		if got, ok := sortSpans(bad, 64); ok {
+			t.Errorf("%v accepted as %v", bad, got)
+		}
+	}
+}
+
+func FuzzHeader(f *testing.F) {
+	for _, h := range goodHeaders {
+		var b [headerLen]byte
+		h.encode(b[:])
+		f.Add(b[:])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) < headerLen {
+			return
+		}
+		var h header
+		if h.decode(b) != nil {
+			return
+		}
+		if h.payload > maxFrame || h.segments < 0 || h.segments > maxSegments || h.notifyN > transfer.MaxNotify {
+			t.Fatalf("limits not kept: %+v", h)
+		}
+		var again [headerLen]byte
+		h.encode(again[:])
+		if !bytes.Equal(again[:], b[:headerLen]) {
+			t.Fatalf("%x decodes to %+v, which encodes as %x", b[:headerLen], h, again)
+		}
+	})
+}
+
+func FuzzTable(f *testing.F) {
+	f.Add([]byte{1, 2, 3}, uint64(0))
+	b := make([]byte, 3*entryLen)
+	putEntry(b, 8, 8)
+	putEntry(b[entryLen:], 16, 0)
+	putEntry(b[2*entryLen:], 1<<63, 1<<63)
+	f.Add(b, uint64(1<<63))
+	f.Fuzz(func(t *testing.T, b []byte, sum uint64) {
+		table, got, ok := decodeEntries(nil, sum, b)
+		if !ok {
+			return
+		}
+		if len(table) != len(b)/entryLen {
+			t.Fatalf("%d entries of %d bytes", len(table), len(b))
+		}
+		spans := []transfer.Span{{Off: 0, Len: 8}, {Off: 8, Len: 24}}
+		for _, s := range table {
+			if got < s.Len {
+				t.Fatalf("sum %d is less than one length %d", got, s.Len)
+			}
+			if contains(spans, s) && (s.Off > 32 || s.Len > 32 || s.Off+s.Len > 32) {
+				t.Fatalf("%v is not inside %v", s, spans)
+			}
+		}
+	})
+}
+
+func FuzzAnswer(f *testing.F) {
+	f.Add(appendAnswer(nil, answer{seq: 1, code: codeBounds}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) < answerLen {
+			return
+		}
+		a, err := decodeAnswer(b)
+		if err == nil && !bytes.Equal(appendAnswer(nil, a), b[:answerLen]) {
+			t.Fatalf("%x decodes to %+v", b[:answerLen], a)
+		}
+	})
+}

@@ -1,0 +1,78 @@
+package tcp
+
+import (
+	"net"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxIovecs is the kernel's limit (IOV_MAX) for one readv or writev.
+const maxIovecs = 1024
+
+// addVec appends b to iov; empty slices are left out. The entries hold real pointers,
+// so the memory stays reachable while the vector is in use.
+func addVec(iov []unix.Iovec, b []byte) []unix.Iovec {
+	if len(b) == 0 {
+		return iov
+	}
+	return append(iov, vec(b))
+}
+
+func vec(b []byte) unix.Iovec {
+	v := unix.Iovec{Base: unsafe.SliceData(b)}
+	v.SetLen(len(b))
+	return v
+}
+
+// advance drops the first n bytes of iov.
+func advance(iov []unix.Iovec, n int) []unix.Iovec {
+	for n > 0 {
+		l := int(iov[0].Len)
+		if n < l {
+			iov[0].Base = (*byte)(unsafe.Add(unsafe.Pointer(iov[0].Base), n))
+			iov[0].SetLen(l - n)
+			return iov
+		}
+		n -= l
+		iov = iov[1:]
+	}
+	return iov
+}
+
+// vecIO is readv or writev on a non-blocking descriptor without allocation;
+// unix.Readv and Writev build a new vector at each call.
+func vecIO(trap, fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
+	for {
+		n, _, e := syscall.Syscall(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(iov))), uintptr(len(iov)))
+		if e != syscall.EINTR {
+			return int(n), e
+		}
+	}
+}
+
+// tune sets what both ends of a connection need to notice a vanished host.
+func tune(c *net.TCPConn, userTimeout time.Duration) error {
+	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}); err != nil {
+		return err
+	}
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var opt error
+	if err := rc.Control(func(fd uintptr) {
+		opt = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+	}); err != nil {
+		return err
+	}
+	return opt
+}
+
+// abort closes c at once; bytes not yet sent are thrown away.
+func abort(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}

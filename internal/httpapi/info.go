@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -158,36 +157,15 @@ func (s *server) abortRequest(w *response, r *http.Request) *openai.Error {
 	if e != nil {
 		return e
 	}
-	rid, all, e := parseAbort(body)
-	if e != nil {
-		return e
+	a, err := openai.ParseAbort(body)
+	if err != nil {
+		return openai.FromErr(err)
 	}
 	c := s.cause(room.CodeAborted, "aborted by /abort_request")
-	if !all {
-		return w.json(map[string]int{"aborted": s.live.abort(rid, c)})
+	if !a.All {
+		return w.json(map[string]int{"aborted": s.live.abort(a.RID, c)})
 	}
 	n := s.live.abort("", c)
 	s.Scheduler.Abort("", c) // also what did not come through here
 	return w.json(map[string]int{"aborted": n})
-}
-
-func parseAbort(body []byte) (rid string, all bool, e *openai.Error) {
-	var in struct {
-		RID      *string `json:"rid"`
-		AbortAll bool    `json:"abort_all"`
-		Message  *string `json:"abort_message"` // SGLang's router may send it; shown nowhere
-	}
-	dec := json.NewDecoder(strings.NewReader(string(body)))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&in); err != nil {
-		return "", false, openai.NewError(http.StatusBadRequest, openai.CodeInvalidBody, "", "abort request: %v", err)
-	}
-	switch {
-	case in.AbortAll:
-		return "", true, nil
-	case in.RID == nil || !openai.ValidRID(*in.RID):
-		return "", false, bad("rid", "rid (or abort_all) is required")
-	default:
-		return *in.RID, false, nil
-	}
 }

@@ -315,9 +315,9 @@ func prompt(r *Request, name string, raw []byte) *Error {
 		return invalid(name, "%s has more than %d prompts", name, MaxPrompts)
 	}
 	r.Batch = true
-	asText := elems[0][0] == '"'
+	asText := wantText && (elems[0][0] == '"' || !wantTokens)
 	for i, el := range elems {
-		if e := r.addPrompt(fmt.Sprintf("%s[%d]", name, i), el, wantText && asText, wantTokens && !asText); e != nil {
+		if e := r.addPrompt(fmt.Sprintf("%s[%d]", name, i), el, asText, !asText); e != nil {
 			return e
 		}
 	}

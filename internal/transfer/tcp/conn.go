@@ -379,10 +379,10 @@ func (c *conn) tryRead(fd uintptr) bool {
 			c.fenced, c.n, c.errno = true, 0, 0
 			return true
 		}
-		c.n, c.errno = vecIO(unix.SYS_READV, fd, c.iov)
+		c.n, c.errno = readv(fd, c.iov)
 		g.mu.Unlock()
 	} else {
-		c.n, c.errno = vecIO(unix.SYS_READV, fd, c.iov)
+		c.n, c.errno = readv(fd, c.iov)
 	}
 	return c.errno != syscall.EAGAIN || !c.wait
 }

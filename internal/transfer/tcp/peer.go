@@ -204,7 +204,7 @@ func (p *peer) write() error {
 func (p *peer) tryWrite(fd uintptr) bool {
 	for len(p.rest) > 0 {
 		var n int
-		n, p.errno = vecIO(unix.SYS_WRITEV, fd, p.rest)
+		n, p.errno = writev(fd, p.rest)
 		if p.errno == syscall.EAGAIN {
 			return false
 		}

@@ -42,8 +42,22 @@ func advance(iov []unix.Iovec, n int) []unix.Iovec {
 	return iov
 }
 
-// vecIO is readv or writev on a non-blocking descriptor without allocation;
-// unix.Readv and Writev build a new vector at each call.
+// readv reads from a non-blocking descriptor without allocation; unix.Readv builds a new
+// vector at each call.
+func readv(fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
+	n, e := vecIO(unix.SYS_READV, fd, iov)
+	if e == 0 {
+		raceRead(iov, n)
+	}
+	return n, e
+}
+
+// writev writes to a non-blocking descriptor without allocation.
+func writev(fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
+	raceWrite(iov)
+	return vecIO(unix.SYS_WRITEV, fd, iov)
+}
+
 func vecIO(trap, fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
 	for {
 		n, _, e := syscall.Syscall(trap, fd, uintptr(unsafe.Pointer(unsafe.SliceData(iov))), uintptr(len(iov)))

@@ -1,0 +1,573 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// patience bounds every wait for something that must come.
+const patience = 20 * time.Second
+
+var testKey = room.Key{Room: 77, Gen: 3}
+
+// testSink records what arrives.
+type testSink struct {
+	landed chan string
+	fenced chan transfer.SessionID
+	gate   func(string) // called inside Landed, if set
+}
+
+func newSink() *testSink {
+	return &testSink{landed: make(chan string, 1<<15), fenced: make(chan transfer.SessionID, 64)}
+}
+
+func (s *testSink) Landed(_ transfer.GrantID, notify []byte) {
+	if s.gate != nil {
+		s.gate(string(notify))
+	}
+	s.landed <- string(notify)
+}
+
+func (s *testSink) Fenced(id transfer.SessionID) { s.fenced <- id }
+
+// recv waits for one value of ch.
+func recv[T any](t testing.TB, ch <-chan T, what string) T {
+	t.Helper()
+	timeout := time.NewTimer(patience)
+	defer timeout.Stop()
+	select {
+	case v := <-ch:
+		return v
+	case <-timeout.C:
+		t.Fatalf("%s: did not come within %v", what, patience)
+		panic("unreachable")
+	}
+}
+
+// pair is a target with one open session, 1.
+type pair struct {
+	tr   *Transport
+	mem  []byte
+	sink *testSink
+	tgt  transfer.Target
+}
+
+func listen(t testing.TB, c Config, size int) *pair {
+	t.Helper()
+	p := &pair{tr: New(c), mem: make([]byte, size), sink: newSink()}
+	tgt, err := p.tr.Listen(transfer.Memory{Bytes: p.mem, FD: -1}, p.sink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.tgt = tgt
+	t.Cleanup(func() {
+		if err := tgt.Close(); err != nil {
+			t.Errorf("close target: %v", err)
+		}
+	})
+	if err := tgt.OpenSession(1); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (p *pair) allow(t testing.TB, id transfer.GrantID, spans ...transfer.Span) {
+	t.Helper()
+	if err := p.tgt.Allow(transfer.Grant{ID: id, Key: testKey, Session: 1, Spans: spans}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *pair) dial(t testing.TB) transfer.Peer {
+	t.Helper()
+	peer, err := p.tr.Dial(context.Background(), p.tgt.Descriptor(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := peer.Close(); err != nil {
+			t.Errorf("close peer: %v", err)
+		}
+	})
+	return peer
+}
+
+// post sends and returns the channel of the verdict.
+func post(t testing.TB, p transfer.Peer, w transfer.Write) <-chan error {
+	t.Helper()
+	done := make(chan error, 2) // a second verdict would show as a leftover
+	w.Done = func(err error) { done <- err }
+	if err := p.Post(w); err != nil {
+		t.Fatalf("post: %v", err)
+	}
+	return done
+}
+
+// rawConn is a source made of bytes, to send what no peer would.
+type rawConn struct {
+	t  *testing.T
+	nc *net.TCPConn
+}
+
+func (p *pair) raw(t *testing.T) *rawConn {
+	t.Helper()
+	nc, err := net.Dial("tcp", p.tgt.Descriptor().Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = nc.Close() })
+	_ = nc.SetDeadline(time.Now().Add(patience))
+	return &rawConn{t: t, nc: nc.(*net.TCPConn)}
+}
+
+// session does the handshake for session 1.
+func (r *rawConn) session() *rawConn {
+	r.t.Helper()
+	if st := r.hello(1); st != statusOK {
+		r.t.Fatalf("handshake status %d", st)
+	}
+	return r
+}
+
+func (r *rawConn) hello(s transfer.SessionID) status {
+	r.t.Helper()
+	var out [helloLen]byte
+	hello{session: s}.encode(&out)
+	r.send(out[:])
+	var in [welcomeLen]byte
+	if _, err := io.ReadFull(r.nc, in[:]); err != nil {
+		r.t.Fatalf("read welcome: %v", err)
+	}
+	st, err := decodeWelcome(&in)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return st
+}
+
+func (r *rawConn) send(b []byte) {
+	r.t.Helper()
+	if _, err := r.nc.Write(b); err != nil {
+		r.t.Fatalf("send: %v", err)
+	}
+}
+
+func (r *rawConn) answer() answer {
+	r.t.Helper()
+	var b [answerLen]byte
+	if _, err := io.ReadFull(r.nc, b[:]); err != nil {
+		r.t.Fatalf("read answer: %v", err)
+	}
+	a, err := decodeAnswer(b[:])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return a
+}
+
+// closed waits until the target has closed the connection.
+func (r *rawConn) closed(what string) {
+	r.t.Helper()
+	_, err := io.Copy(io.Discard, r.nc)
+	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+		r.t.Fatalf("%s: connection still open after %v", what, patience)
+	}
+}
+
+// openFrame encodes an open frame; payload may be shorter than the table's sum.
+func openFrame(h header, table []transfer.Span, notify string, payload []byte) []byte {
+	h.kind, h.segments, h.payload = kindOpen, len(table), uint64(len(payload))
+	h.notify, h.notifyN = true, len(notify)
+	for _, s := range table {
+		h.total += s.Len
+	}
+	b := make([]byte, headerLen+len(table)*entryLen)
+	h.encode(b)
+	for i, s := range table {
+		putEntry(b[headerLen+i*entryLen:], s.Off, s.Len)
+	}
+	return append(append(b, notify...), payload...)
+}
+
+func dataFrame(seq uint64, payload []byte) []byte {
+	b := make([]byte, headerLen)
+	h := header{kind: kindData, seq: seq, payload: uint64(len(payload))}
+	h.encode(b)
+	return append(b, payload...)
+}
+
+func TestSplitWriteLandsOnceAndExactly(t *testing.T) {
+	p := listen(t, Config{FrameBytes: 4096}, 1<<20)
+	p.allow(t, 5, transfer.Span{Off: 0, Len: 1 << 19}, transfer.Span{Off: 1 << 19, Len: 1 << 19})
+	peer := p.dial(t)
+	want := make([]byte, len(p.mem))
+	var segs []transfer.Segment
+	for i, n := range []int{1, 0, 9000, 4096, 0, 3, 70000} {
+		src := bytes.Repeat([]byte{byte(i + 1)}, n)
+		off := uint64(i) * 100000
+		copy(want[off:], src)
+		segs = append(segs, transfer.Segment{Off: off, Src: src})
+	}
+	done := post(t, peer, transfer.Write{Grant: 5, Key: testKey, Segments: segs, Notify: []byte("all")})
+	if err := recv(t, done, "verdict"); err != nil {
+		t.Fatal(err)
+	}
+	if got := recv(t, p.sink.landed, "notification"); got != "all" {
+		t.Fatalf("landed %q", got)
+	}
+	if !bytes.Equal(p.mem, want) {
+		t.Fatal("memory differs")
+	}
+	if len(p.sink.landed) != 0 || len(done) != 0 {
+		t.Fatal("a split write ended more than once")
+	}
+}
+
+// A long write must not hold up another room: the short one, posted second, lands first
+// although the long one is half sent.
+func TestLongWriteSharesTheConnection(t *testing.T) {
+	p := listen(t, Config{FrameBytes: 4096}, 64<<20)
+	p.allow(t, 1, transfer.Span{Off: 0, Len: 60 << 20})
+	p.allow(t, 2, transfer.Span{Off: 60 << 20, Len: 4096})
+	peer := p.dial(t)
+	long := post(t, peer, transfer.Write{Grant: 1, Key: testKey, Notify: []byte("long"),
+		Segments: []transfer.Segment{{Off: 0, Src: make([]byte, 60<<20)}}})
+	short := post(t, peer, transfer.Write{Grant: 2, Key: testKey, Notify: []byte("short"),
+		Segments: []transfer.Segment{{Off: 60 << 20, Src: make([]byte, 4096)}}})
+	if err := recv(t, short, "short write"); err != nil {
+		t.Fatal(err)
+	}
+	if err := recv(t, long, "long write"); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := recv(t, p.sink.landed, "first"), recv(t, p.sink.landed, "second"); a != "short" || b != "long" {
+		t.Fatalf("landed %q, then %q", a, b)
+	}
+}
+
+// The fence: half of a write is applied, the grant is revoked, the rest arrives.
+func TestRevokeInTheMiddleOfAWrite(t *testing.T) {
+	p := listen(t, Config{}, 8192)
+	p.allow(t, 1, transfer.Span{Off: 0, Len: 4096})
+	p.allow(t, 2, transfer.Span{Off: 4096, Len: 4096})
+	r := p.raw(t).session()
+	first := bytes.Repeat([]byte{1}, 1000)
+	frame := openFrame(header{seq: 1, grant: 1, key: testKey}, []transfer.Span{{Off: 0, Len: 4096}}, "a", first)
+	// A second room's write behind it tells that the first 1000 bytes are applied.
+	other := openFrame(header{seq: 2, grant: 2, key: testKey}, []transfer.Span{{Off: 4096, Len: 1}}, "b", []byte{9})
+	r.send(append(frame, other...))
+	if a := r.answer(); a != (answer{seq: 2, code: codeOK}) {
+		t.Fatalf("answer %+v", a)
+	}
+	if !bytes.Equal(p.mem[:1000], first) {
+		t.Fatal("first bytes are not applied")
+	}
+	if !p.tgt.Revoke(1) {
+		t.Fatal("tcp must fence")
+	}
+	clear(p.mem[:4096]) // the page has a new owner
+	r.send(dataFrame(1, bytes.Repeat([]byte{2}, 96)))
+	if a := r.answer(); a != (answer{seq: 1, code: codeGrant}) {
+		t.Fatalf("answer %+v", a)
+	}
+	r.send(dataFrame(1, bytes.Repeat([]byte{3}, 3000)))
+	r.send(openFrame(header{seq: 3, grant: 2, key: testKey}, []transfer.Span{{Off: 4097, Len: 1}}, "c", []byte{8}))
+	if a := r.answer(); a != (answer{seq: 3, code: codeOK}) {
+		t.Fatalf("answer %+v", a)
+	}
+	if !bytes.Equal(p.mem[:4096], make([]byte, 4096)) {
+		t.Fatal("bytes were stored after the revoke")
+	}
+	if b, c := recv(t, p.sink.landed, "b"), recv(t, p.sink.landed, "c"); b != "b" || c != "c" {
+		t.Fatalf("landed %q and %q", b, c)
+	}
+}
+
+// Revokes race with the bytes of many writes; no byte may appear after the revoke.
+func TestRevokeRacesWithPayload(t *testing.T) {
+	const block = 256 << 10
+	p := listen(t, Config{FrameBytes: 64 << 10}, block)
+	peer := p.dial(t)
+	src := bytes.Repeat([]byte{0xff}, block)
+	zero := make([]byte, block)
+	for i := range 150 {
+		id := transfer.GrantID(i + 1)
+		p.allow(t, id, transfer.Span{Off: 0, Len: block})
+		done := post(t, peer, transfer.Write{Grant: id, Key: testKey, Segments: []transfer.Segment{{Src: src}}, Notify: []byte("x")})
+		if i%3 == 0 {
+			recv(t, done, "verdict")
+		}
+		p.tgt.Revoke(id)
+		clear(p.mem)
+		if i%3 != 0 {
+			if err := recv(t, done, "verdict"); err != nil && !errors.Is(err, transfer.ErrGrant) {
+				t.Fatalf("round %d: %v", i, err)
+			}
+		}
+		if !bytes.Equal(p.mem, zero) {
+			t.Fatalf("round %d: a byte was stored after the revoke", i)
+		}
+	}
+	select {
+	case <-peer.Down():
+		t.Fatalf("the connection ended: %v", peer.Err())
+	default:
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	p := listen(t, Config{}, 8192)
+	p.allow(t, 1, transfer.Span{Off: 1024, Len: 1024}, transfer.Span{Off: 2048, Len: 1024})
+	if err := p.tgt.OpenSession(2); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.tgt.Allow(transfer.Grant{ID: 9, Key: testKey, Session: 2, Spans: []transfer.Span{{Off: 0, Len: 8192}}}); err != nil {
+		t.Fatal(err)
+	}
+	peer := p.dial(t)
+	b := bytes.Repeat([]byte{7}, 1024)
+	seg := func(off uint64, n int) transfer.Segment { return transfer.Segment{Off: off, Src: b[:n]} }
+	for name, tc := range map[string]struct {
+		w    transfer.Write
+		want error
+	}{
+		"unknown grant":         {transfer.Write{Grant: 8, Key: testKey, Segments: []transfer.Segment{seg(1024, 8)}}, transfer.ErrGrant},
+		"other session's grant": {transfer.Write{Grant: 9, Key: testKey, Segments: []transfer.Segment{seg(1024, 8)}}, transfer.ErrGrant},
+		"other room":            {transfer.Write{Grant: 1, Key: room.Key{Room: 78, Gen: 3}, Segments: []transfer.Segment{seg(1024, 8)}}, transfer.ErrGrant},
+		"other generation":      {transfer.Write{Grant: 1, Key: room.Key{Room: 77, Gen: 2}, Segments: []transfer.Segment{seg(1024, 8)}}, transfer.ErrGrant},
+		"notification only":     {transfer.Write{Grant: 8, Key: testKey, Notify: []byte("n")}, transfer.ErrGrant},
+		"before the span":       {transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{seg(1024, 8), seg(1023, 8)}}, transfer.ErrBounds},
+		"behind the span":       {transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{seg(1024, 8), seg(3065, 8)}}, transfer.ErrBounds},
+		"across two spans":      {transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{seg(1024, 8), seg(2044, 8)}}, transfer.ErrBounds},
+		"offset wraps":          {transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{seg(1024, 8), seg(1<<64-4, 8)}}, transfer.ErrBounds},
+	} {
+		if err := recv(t, post(t, peer, tc.w), name); !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v, want %v", name, err, tc.want)
+		}
+	}
+	if !bytes.Equal(p.mem, make([]byte, 8192)) {
+		t.Error("a refused write stored bytes")
+	}
+	if len(p.sink.landed) != 0 {
+		t.Errorf("a refused write was announced: %q", <-p.sink.landed)
+	}
+	if s := p.tr.Stats(); s.GrantRefused != 5 || s.BoundsRefused != 4 || s.ProtocolErrors != 0 {
+		t.Errorf("counted %+v", s)
+	}
+	ok := transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{seg(1024, 1024), seg(2048, 1024)}, Notify: []byte("fine")}
+	if err := recv(t, post(t, peer, ok), "good write"); err != nil {
+		t.Fatalf("good write after refusals: %v", err)
+	}
+}
+
+// Complete means that Landed has returned at the destination.
+func TestDoneWaitsForLanded(t *testing.T) {
+	p := listen(t, Config{}, 64)
+	inside, leave := make(chan string, 1), make(chan struct{})
+	p.sink.gate = func(s string) { inside <- s; <-leave }
+	p.allow(t, 1, transfer.Span{Off: 0, Len: 64})
+	peer := p.dial(t)
+	done := post(t, peer, transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{{Src: []byte("kv")}}, Notify: []byte("n")})
+	recv(t, inside, "Landed")
+	select {
+	case err := <-done:
+		t.Fatalf("done (%v) while Landed had not returned", err)
+	default:
+	}
+	close(leave)
+	if err := recv(t, done, "verdict"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSessionEndsFenceOnce(t *testing.T) {
+	p := listen(t, Config{}, 4096)
+	p.allow(t, 1, transfer.Span{Off: 0, Len: 4096})
+	peer := p.dial(t)
+	p.tgt.CloseSession(1)
+	if s := recv(t, p.sink.fenced, "fence"); s != 1 {
+		t.Fatalf("fenced %d", s)
+	}
+	recv(t, peer.Down(), "peer down")
+	if err := peer.Err(); !errors.Is(err, transfer.ErrPeerLost) {
+		t.Fatalf("peer ended with %v", err)
+	}
+	if err := peer.Post(transfer.Write{Grant: 1, Key: testKey}); !errors.Is(err, transfer.ErrPeerLost) {
+		t.Fatalf("post on a lost peer: %v", err)
+	}
+	if err := p.tgt.Allow(transfer.Grant{ID: 2, Session: 1}); !errors.Is(err, transfer.ErrSession) {
+		t.Fatalf("allow in a closed session: %v", err)
+	}
+	if _, err := p.tr.Dial(context.Background(), p.tgt.Descriptor(), 1); !errors.Is(err, transfer.ErrSession) {
+		t.Fatalf("dial a closed session: %v", err)
+	}
+
+	// Never connected: fenced at close. Connection lost: fenced at once, not again at close.
+	for _, s := range []transfer.SessionID{2, 3} {
+		if err := p.tgt.OpenSession(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.tgt.CloseSession(2)
+	if s := recv(t, p.sink.fenced, "fence"); s != 2 {
+		t.Fatalf("fenced %d", s)
+	}
+	lost, err := p.tr.Dial(context.Background(), p.tgt.Descriptor(), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.tgt.OpenSession(3); !errors.Is(err, transfer.ErrSession) {
+		t.Fatalf("second open: %v", err)
+	}
+	if err := lost.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s := recv(t, p.sink.fenced, "fence"); s != 3 {
+		t.Fatalf("fenced %d", s)
+	}
+	if _, err := p.tr.Dial(context.Background(), p.tgt.Descriptor(), 3); !errors.Is(err, transfer.ErrSession) {
+		t.Fatalf("dial a fenced session: %v", err)
+	}
+	p.tgt.CloseSession(3)
+	if err := p.tgt.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.sink.fenced) != 0 {
+		t.Fatalf("session %d fenced twice", <-p.sink.fenced)
+	}
+	for what, err := range map[string]error{"open": p.tgt.OpenSession(4), "allow": p.tgt.Allow(transfer.Grant{ID: 3, Session: 1})} {
+		if !errors.Is(err, transfer.ErrClosed) {
+			t.Errorf("%s after close: %v", what, err)
+		}
+	}
+}
+
+func TestAllowRefuses(t *testing.T) {
+	p := listen(t, Config{}, 4096)
+	p.allow(t, 1, transfer.Span{Off: 0, Len: 64})
+	for name, tc := range map[string]struct {
+		g    transfer.Grant
+		want error
+	}{
+		"id in use":         {transfer.Grant{ID: 1, Session: 1}, transfer.ErrGrant},
+		"id 0":              {transfer.Grant{Session: 1}, transfer.ErrGrant},
+		"unknown session":   {transfer.Grant{ID: 2, Session: 5}, transfer.ErrSession},
+		"outside of memory": {transfer.Grant{ID: 2, Session: 1, Spans: []transfer.Span{{Off: 4090, Len: 7}}}, transfer.ErrBounds},
+		"overlap":           {transfer.Grant{ID: 2, Session: 1, Spans: []transfer.Span{{Off: 0, Len: 7}, {Off: 6, Len: 7}}}, transfer.ErrBounds},
+	} {
+		if err := p.tgt.Allow(tc.g); !errors.Is(err, tc.want) {
+			t.Errorf("%s: %v, want %v", name, err, tc.want)
+		}
+	}
+	if !p.tgt.Revoke(12345) {
+		t.Error("revoke of an unknown grant must report fenced")
+	}
+}
+
+// Closing a peer whose target does not read must not hang, and must settle every write
+// once, after its segments are free.
+func TestCloseBreaksAStalledConnection(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	var accepted sync.WaitGroup
+	accepted.Go(func() {
+		c, err := ln.Accept()
+		if err != nil {
+			t.Errorf("accept: %v", err)
+			return
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		var b [welcomeLen]byte
+		_, _ = io.ReadFull(c, make([]byte, helloLen))
+		statusOK.encode(&b)
+		_, _ = c.Write(b[:])
+	})
+	tr := New(Config{Queue: 4})
+	peer, err := tr.Dial(context.Background(), transfer.Descriptor{Kind: "tcp", Addr: ln.Addr().String()}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted.Wait()
+	var verdicts []<-chan error
+	for range 4 {
+		verdicts = append(verdicts, post(t, peer, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: make([]byte, 32<<20)}}}))
+	}
+	if err := peer.Post(transfer.Write{Grant: 1, Done: func(error) { t.Error("done of a refused post") }}); !errors.Is(err, transfer.ErrBusy) {
+		t.Fatalf("post to a full queue: %v", err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- peer.Close() }()
+	if err := recv(t, closed, "close"); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range verdicts {
+		if len(v) != 1 {
+			t.Fatalf("%d verdicts when Close has returned", len(v))
+		}
+		if err := <-v; !errors.Is(err, transfer.ErrClosed) {
+			t.Fatalf("verdict %v", err)
+		}
+	}
+	if err := peer.Post(transfer.Write{Grant: 1}); !errors.Is(err, transfer.ErrClosed) {
+		t.Fatalf("post after close: %v", err)
+	}
+}
+
+// A target that answers nonsense loses the connection; nothing else happens.
+func TestPeerRefusesWrongAnswers(t *testing.T) {
+	for name, reply := range map[string][]byte{
+		"garbage":        bytes.Repeat([]byte{0xab}, answerLen),
+		"unknown write":  appendAnswer(nil, answer{seq: 5}),
+		"unknown code":   appendAnswer(nil, answer{seq: 1, code: 77}),
+		"answered twice": appendAnswer(appendAnswer(nil, answer{seq: 1, code: codeGrant}), answer{seq: 1}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			var srv sync.WaitGroup
+			srv.Go(func() {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				defer c.Close()
+				var b [welcomeLen]byte
+				_, _ = io.ReadFull(c, make([]byte, helloLen))
+				statusOK.encode(&b)
+				_, _ = c.Write(b[:])
+				_, _ = io.ReadFull(c, make([]byte, headerLen))
+				_, _ = c.Write(reply)
+				_, _ = io.Copy(io.Discard, c)
+			})
+			peer, err := New(Config{}).Dial(context.Background(), transfer.Descriptor{Kind: "tcp", Addr: ln.Addr().String()}, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v := post(t, peer, transfer.Write{Grant: 1})
+			recv(t, peer.Down(), "down")
+			if err := peer.Err(); !errors.Is(err, transfer.ErrPeerLost) {
+				t.Errorf("ended with %v", err)
+			}
+			if err := recv(t, v, "verdict"); err == nil {
+				t.Error("a wrong answer completed a write")
+			}
+			_ = peer.Close()
+			srv.Wait()
+		})
+	}
+}

@@ -70,7 +70,8 @@ type Config struct {
 	LocalOnly  bool // decode: no session, no pool (monolithic)
 	Version    string
 	Log        *slog.Logger
-	ServerInfo map[string]any // additions to /server_info
+	ServerInfo map[string]any       // additions to /server_info
+	Metrics    *prometheus.Registry // nil: a new one
 }
 
 // Worker is a running worker.

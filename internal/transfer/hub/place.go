@@ -1,42 +1,25 @@
 package hub
 
 import (
-	"fmt"
-
+	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/transfer"
 )
 
-// pagesOf is how many pages a chunk of n bytes takes.
-func pagesOf(n, pageBytes int) int { return (n + pageBytes - 1) / pageBytes }
-
-// place maps each chunk onto its pages: chunk i takes the next
-// ceil(chunks[i]/pageBytes) entries of pages. The spans of a chunk add up to
-// its exact size; neighbouring pages are joined.
+// place maps each chunk onto its pages, see kv.Spans.
 func place(pages []uint32, pageBytes int, chunks []int) ([][]transfer.Span, error) {
-	if pageBytes <= 0 {
-		return nil, fmt.Errorf("page size %d is not positive", pageBytes)
+	ids := make([]kv.PageID, len(pages))
+	for i, p := range pages {
+		ids[i] = kv.PageID(p)
 	}
-	out := make([][]transfer.Span, len(chunks))
-	next := 0
-	for i, size := range chunks {
-		n := pagesOf(size, pageBytes)
-		if next+n > len(pages) {
-			return nil, fmt.Errorf("grant has %d pages, chunk %d of %d needs %d more than that", len(pages), i, len(chunks), next+n-len(pages))
-		}
-		for _, p := range pages[next : next+n] {
-			take := min(size, pageBytes)
-			off := uint64(p) * uint64(pageBytes)
-			if k := len(out[i]); k > 0 && out[i][k-1].Off+out[i][k-1].Len == off {
-				out[i][k-1].Len += uint64(take)
-			} else {
-				out[i] = append(out[i], transfer.Span{Off: off, Len: uint64(take)})
-			}
-			size -= take
-		}
-		next += n
+	ranges, err := kv.Spans(pageBytes, chunks, ids)
+	if err != nil {
+		return nil, err
 	}
-	if next != len(pages) {
-		return nil, fmt.Errorf("grant has %d pages, its chunks take %d", len(pages), next)
+	out := make([][]transfer.Span, len(ranges))
+	for i, rs := range ranges {
+		for _, r := range rs {
+			out[i] = append(out[i], transfer.Span(r))
+		}
 	}
 	return out, nil
 }
@@ -62,12 +45,12 @@ func segments(src [][]byte, dst []transfer.Span) []transfer.Segment {
 	return out
 }
 
-// parts are the pages' memory of one chunk of size bytes, the last one cut to fit.
-func parts(page func(i int) []byte, n, size, pageBytes int) [][]byte {
-	out := make([][]byte, 0, n)
-	for i := range n {
-		take := min(size, pageBytes)
-		out = append(out, page(i)[:take:take])
+// parts are the bytes of one chunk in its pages, the last one cut to fit.
+func parts(pool *kv.Pool, pages []kv.PageID, size int) [][]byte {
+	out := make([][]byte, len(pages))
+	for i, id := range pages {
+		take := min(size, pool.PageBytes())
+		out[i] = pool.Page(id)[:take:take]
 		size -= take
 	}
 	return out

@@ -2,6 +2,7 @@ package hub
 
 import (
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ const maxBypass = 16
 // woken by the pool and by new waiters.
 type prealloc struct {
 	pool *kv.Pool
+	log  *slog.Logger
 	mu   sync.Mutex
 	q    []*pageWaiter
 	kick chan struct{} // cap 1
@@ -38,8 +40,8 @@ type pageResult struct {
 	err   error
 }
 
-func newPrealloc(p *kv.Pool) *prealloc {
-	a := &prealloc{pool: p, kick: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+func newPrealloc(p *kv.Pool, log *slog.Logger) *prealloc {
+	a := &prealloc{pool: p, log: log, kick: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	go a.run()
 	return a
 }
@@ -49,13 +51,32 @@ func (a *prealloc) run() {
 	for {
 		freed := a.pool.Freed()
 		a.serve()
+		timer := a.overdue()
 		select {
 		case <-freed:
 		case <-a.kick:
+		case <-timer.C:
 		case <-a.stop:
+			timer.Stop()
 			return
 		}
+		timer.Stop()
 	}
+}
+
+// overdue reports leases whose request's deadline has passed and that are held all
+// the same: quarantined until drained or fenced, because time is no proof. It returns a
+// timer for the next one.
+func (a *prealloc) overdue() *time.Timer {
+	now := time.Now()
+	for _, l := range a.pool.Expired(now) {
+		a.log.Warn("KV pages are held beyond their deadline, until their writer has drained or is fenced", "lease", l.String())
+	}
+	next, ok := a.pool.NextExpiry()
+	if !ok {
+		next = now.Add(time.Hour)
+	}
+	return time.NewTimer(max(next.Sub(now), time.Millisecond))
 }
 
 // serve gives pages to whoever can have them now.

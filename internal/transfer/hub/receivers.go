@@ -86,7 +86,7 @@ func NewReceivers(c ReceiversConfig) (*Receivers, error) {
 		h.targets = append(h.targets, target)
 	}
 	h.acts = newActions()
-	h.alloc = newPrealloc(c.Pool)
+	h.alloc = newPrealloc(c.Pool, c.Log)
 	h.reg = room.NewRegistry(room.Config{
 		Side:         room.SideReceiver,
 		Execute:      h.execute,
@@ -144,10 +144,7 @@ func (h *Receivers) Offer(s transfer.SessionID) ([]transfer.Descriptor, error) {
 
 // Open implements transfer.Receivers.
 func (h *Receivers) Open(o transfer.OpenReceiver) (transfer.Receiving, error) {
-	pages := 0
-	for _, c := range o.Chunks {
-		pages += pagesOf(c, h.cfg.Pool.PageBytes())
-	}
+	_, pages := kv.PagesFor(h.cfg.Pool.PageBytes(), o.Chunks)
 	if total := h.cfg.Pool.Stats().Total; pages > total {
 		return nil, &room.Cause{Code: room.CodeCapacity, Side: room.SideReceiver, Phase: "prealloc", Key: o.Key, Peer: o.Addr,
 			Detail: fmt.Sprintf("the prompt's KV (%d tokens, %d pages) is larger than the decode worker's pool (%d pages); raise its page count", o.Tokens, pages, total)}

@@ -26,7 +26,7 @@ type receiving struct {
 	chunks   [][][]byte             // memory of each chunk, with lease
 	grant    transfer.GrantID       // 0: no grant was made
 	granted  time.Time
-	released bool // the request has let go (maybe before there was a lease)
+	released bool // the request has let go; without a lease then, adopt does it
 }
 
 // bootstrap gets the session and the pages and sends the grant. It ends when that
@@ -67,7 +67,20 @@ func (rec *receiving) bootstrap() {
 	}
 	rec.adopt(lease)
 	if fx := rec.room.Apply(room.Event{Kind: room.EvGranted}); fx.Has(room.FxSkip) {
-		lease.ReleaseTransfer(kv.ProofNeverGranted)
+		rec.letRequestGo()
+	}
+}
+
+// letRequestGo ends the request's hold on the pages, once, now or when they come.
+func (rec *receiving) letRequestGo() {
+	rec.mu.Lock()
+	lease := rec.lease
+	if rec.released {
+		lease = nil
+	}
+	rec.released = true
+	rec.mu.Unlock()
+	if lease != nil {
 		lease.ReleaseRequest()
 	}
 }
@@ -91,12 +104,11 @@ func (rec *receiving) attach(sess *session.ClientSession) bool {
 // adopt takes the lease and lays the chunks over its pages.
 func (rec *receiving) adopt(lease *kv.Lease) {
 	pool, ids := rec.hub.cfg.Pool, lease.Pages()
-	chunks := make([][][]byte, len(rec.open.Chunks))
-	for i, size := range rec.open.Chunks {
-		n := pagesOf(size, pool.PageBytes())
-		own := ids[:n]
+	per, _ := kv.PagesFor(pool.PageBytes(), rec.open.Chunks)
+	chunks := make([][][]byte, len(per))
+	for i, n := range per {
+		chunks[i] = parts(pool, ids[:n], rec.open.Chunks[i])
 		ids = ids[n:]
-		chunks[i] = parts(func(k int) []byte { return pool.Page(own[k]) }, n, size, pool.PageBytes())
 	}
 	rec.mu.Lock()
 	rec.lease, rec.chunks = lease, chunks
@@ -128,7 +140,9 @@ func (rec *receiving) sendGrant() *room.Cause {
 	rec.mu.Lock()
 	rec.grant, rec.granted = id, time.Now()
 	rec.mu.Unlock()
-	rec.lease.Grant()
+	if !rec.lease.Grant() {
+		return &room.Cause{Code: room.CodeInternal, Side: room.SideReceiver, Key: rec.open.Key, Detail: "pages were let go before their grant"}
+	}
 	h.mu.Lock()
 	h.byGrant[id] = rec
 	h.mu.Unlock()
@@ -275,11 +289,5 @@ func (rec *receiving) Cancel(c *room.Cause) {
 // Release implements transfer.Receiving.
 func (rec *receiving) Release() {
 	rec.room.Apply(room.Event{Kind: room.EvRelease})
-	rec.mu.Lock()
-	rec.released = true
-	lease := rec.lease
-	rec.mu.Unlock()
-	if lease != nil {
-		lease.ReleaseRequest()
-	}
+	rec.letRequestGo()
 }

@@ -79,7 +79,7 @@ func (s *sending) Err() error {
 // Buffer implements transfer.Sending.
 func (s *sending) Buffer(ctx context.Context, i int) ([][]byte, error) {
 	pool, size := s.hub.cfg.Staging, s.open.Chunks[i]
-	n := pagesOf(size, pool.PageBytes())
+	_, n := kv.PagesFor(pool.PageBytes(), s.open.Chunks[i:i+1])
 	for {
 		freed := pool.Freed()
 		if s.State().Terminal() {
@@ -90,8 +90,7 @@ func (s *sending) Buffer(ctx context.Context, i int) ([][]byte, error) {
 			s.mu.Lock()
 			s.bufs[i] = lease
 			s.mu.Unlock()
-			pages := lease.Pages()
-			return parts(func(k int) []byte { return pool.Page(pages[k]) }, n, size, pool.PageBytes()), nil
+			return parts(pool, lease.Pages(), size), nil
 		}
 		if !errors.Is(err, kv.ErrExhausted) {
 			return nil, &room.Cause{Code: room.CodeCapacity, Side: room.SideSender, Key: s.open.Key, Detail: "staging memory for a chunk: " + err.Error()}
@@ -128,8 +127,7 @@ func (s *sending) Send(i int) {
 		lease.ReleaseRequest()
 		return
 	}
-	pool, pages := s.hub.cfg.Staging, lease.Pages()
-	src := parts(func(k int) []byte { return pool.Page(pages[k]) }, len(pages), size, pool.PageBytes())
+	src := parts(s.hub.cfg.Staging, lease.Pages(), size)
 	note := chunkNote{Key: s.open.Key, Index: uint32(i), Count: uint32(len(s.open.Chunks)), Bytes: uint32(size), CRC: crcOf(src)}
 	lease.Grant() // the transfer is the second owner until the write settles
 	began := time.Now()

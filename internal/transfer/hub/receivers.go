@@ -90,6 +90,7 @@ func NewReceivers(c ReceiversConfig) (*Receivers, error) {
 	h.reg = room.NewRegistry(room.Config{
 		Side:         room.SideReceiver,
 		Execute:      h.execute,
+		Peer:         func(r *room.Room) string { return r.Value().(*receiving).open.Addr },
 		TombstoneTTL: c.TombstoneTTL,
 		Bounds: map[room.State]time.Duration{
 			room.StateBootstrapping:   c.BootstrapTimeout,

@@ -72,6 +72,7 @@ func NewSenders(c SendersConfig) *Senders {
 	h.reg = room.NewRegistry(room.Config{
 		Side:         room.SideSender,
 		Execute:      h.execute,
+		Peer:         func(r *room.Room) string { return r.Value().(*sending).peer() },
 		TombstoneTTL: c.TombstoneTTL,
 		Bounds: map[room.State]time.Duration{
 			room.StateBootstrapping:   c.BootstrapTimeout,

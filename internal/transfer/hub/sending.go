@@ -59,6 +59,16 @@ func (s *sending) expectAck(sess *session.ServerSession, g transfer.GrantID) boo
 	return true
 }
 
+// peer names the decode worker, "" before the grant.
+func (s *sending) peer() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sess == nil {
+		return ""
+	}
+	return s.sess.Client().WorkerID
+}
+
 func (s *sending) peers() (sess *session.ServerSession, g transfer.GrantID, ackSess *session.ServerSession, ackGrant transfer.GrantID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,0 +1,167 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/baton-pd/baton/internal/engine"
+	"github.com/baton-pd/baton/internal/engine/sim"
+	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/mem"
+	"github.com/baton-pd/baton/internal/transfer/tcp"
+	"github.com/baton-pd/baton/internal/worker"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pair is a prefill and a decode worker in this process.
+type pair struct {
+	prefill, decode *worker.Worker
+	pAddr, dAddr    string
+	bootPort        string
+	cfg             sim.Config
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func startPair(t *testing.T, cfg sim.Config, tp func() transfer.Transport) *pair {
+	t.Helper()
+	p := &pair{cfg: cfg.WithDefaults()}
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	start := func(role string) (*worker.Worker, string) {
+		eng, err := sim.Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := listen(t)
+		c := worker.Config{ID: role, Engine: eng, HTTP: l, Transports: []transfer.Transport{tp()}, PoolBytes: 1 << 20, PageBytes: 4096,
+			PoisonPool: true, MaxQueue: 64, MaxRunning: 8, Timeouts: worker.DefaultTimeouts(), Log: log.With("role", role), AllowLocal: true}
+		var w *worker.Worker
+		if role == "prefill" {
+			bl := listen(t)
+			_, p.bootPort, _ = net.SplitHostPort(bl.Addr().String())
+			w, err = worker.NewPrefill(c, bl)
+		} else {
+			w, err = worker.NewDecode(c)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+			defer stop()
+			if err := w.Close(ctx); err != nil {
+				t.Errorf("close %s: %v", role, err)
+			}
+		})
+		return w, "http://" + l.Addr().String()
+	}
+	p.prefill, p.pAddr = start("prefill")
+	p.decode, p.dAddr = start("decode")
+	return p
+}
+
+// generate sends one request to both workers, as a router does, and returns the
+// decode side's tokens.
+func (p *pair) generate(room int, prompt []engine.Token, maxTokens int) ([]engine.Token, error) {
+	body, err := json.Marshal(map[string]any{
+		"input_ids": prompt, "bootstrap_host": "127.0.0.1", "bootstrap_port": json.Number(p.bootPort), "bootstrap_room": room,
+		"sampling_params": map[string]any{"max_new_tokens": maxTokens, "temperature": 0},
+	})
+	if err != nil {
+		return nil, err
+	}
+	post := func(url string) ([]byte, error) {
+		res, err := http.Post(url+"/generate", "application/json", strings.NewReader(string(body)))
+		if err != nil {
+			return nil, err
+		}
+		defer res.Body.Close()
+		b, err := io.ReadAll(res.Body)
+		if err == nil && res.StatusCode != 200 {
+			err = fmt.Errorf("%s: %s", res.Status, b)
+		}
+		return b, err
+	}
+	prefilled := make(chan error, 1)
+	go func() { _, err := post(p.pAddr); prefilled <- err }()
+	b, err := post(p.dAddr)
+	if perr := <-prefilled; err == nil {
+		err = perr
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out struct {
+		OutputIDs []engine.Token `json:"output_ids"`
+	}
+	return out.OutputIDs, json.Unmarshal(b, &out)
+}
+
+func TestPairAnswers(t *testing.T) {
+	for name, tp := range map[string]func() func() transfer.Transport{
+		"mem": func() func() transfer.Transport {
+			net := mem.NewRegistry()
+			return func() transfer.Transport { return mem.New(net) }
+		},
+		"tcp": func() func() transfer.Transport {
+			return func() transfer.Transport { return tcp.New(tcp.Config{Listen: "127.0.0.1:0"}) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer http.DefaultClient.CloseIdleConnections()
+			p := startPair(t, sim.Config{ChunkTokens: 16}, tp())
+			var wg sync.WaitGroup
+			for i := range 24 {
+				wg.Go(func() {
+					prompt := make([]engine.Token, 1+i*7)
+					for j := range prompt {
+						prompt[j] = engine.Token(3 + (i*31+j*7)%250)
+					}
+					got, err := p.generate(1000+i, prompt, 12)
+					if err != nil {
+						t.Errorf("request %d: %v", i, err)
+						return
+					}
+					want := sim.Expected(p.cfg, prompt, 12)
+					if fmt.Sprint(got) != fmt.Sprint(want) {
+						t.Errorf("request %d: got %v, want %v", i, got, want)
+					}
+				})
+			}
+			wg.Wait()
+			http.DefaultClient.CloseIdleConnections()
+			ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+			defer stop()
+			if err := p.decode.Registry.Drain(ctx); err != nil {
+				t.Error(err)
+			}
+			if err := p.prefill.Registry.Drain(ctx); err != nil {
+				t.Error(err)
+			}
+			for _, w := range []*worker.Worker{p.prefill, p.decode} {
+				if s := w.Pool.Stats(); !s.Idle() || s.PoisonHits != 0 || s.Misuses != 0 {
+					t.Errorf("pool is not idle: %+v", s)
+				}
+			}
+		})
+	}
+}

@@ -141,6 +141,88 @@ func (l *layout) verifyHead(b []byte, n int) error {
 	return nil
 }
 
+// ggml types that KV is kept in.
+const (
+	typeF32  = 0
+	typeF16  = 1
+	typeQ8_0 = 8 // blocks of an f16 scale and 32 bytes
+	typeBF16 = 30
+)
+
+// finite tells whether the rows of a verified block are all numbers. A single NaN would
+// not only spoil its own sequence: it would stay in the cells after they were freed.
+func (l *layout) finite(b []byte, n int) error {
+	b = b[blobHead+n*cellBytes+8:]
+	for i, part := range [][]rows{l.k, l.v} {
+		for il, r := range part {
+			if !finiteRows(r.typ, b[rowsHead:rowsHead+n*int(r.bytes)]) {
+				return fmt.Errorf("layer %d %c holds a value that is not a number", il, "KV"[i])
+			}
+			b = b[rowsHead+n*int(r.bytes):]
+		}
+	}
+	return nil
+}
+
+func finiteRows(typ int32, b []byte) bool {
+	switch typ {
+	case typeF16:
+		return finiteLanes(b, 0x7c00_7c00_7c00_7c00, 0x0001_0001_0001_0001, 15)
+	case typeBF16:
+		return finiteLanes(b, 0x7f80_7f80_7f80_7f80, 0x0001_0001_0001_0001, 15)
+	case typeF32:
+		return finiteLanes(b, 0x7f80_0000_7f80_0000, 0x0000_0001_0000_0001, 31)
+	case typeQ8_0:
+		for ; len(b) >= 34; b = b[34:] {
+			if b[1]&0x7c == 0x7c {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// finiteLanes looks at eight bytes at a time: exponent is the exponent bits of each lane,
+// low the lowest bit of each, top the number of its highest bit. A lane whose exponent bits are all set is infinite or NaN.
+func finiteLanes(b []byte, exponent, low uint64, top int) bool {
+	var bad uint64
+	for ; len(b) >= 8; b = b[8:] {
+		x := ^binary.LittleEndian.Uint64(b) & exponent // 0 in a lane that is no number
+		bad |= (x - low) &^ x & (low << top)
+	}
+	if len(b) > 0 {
+		var tail [8]byte
+		copy(tail[:], b)
+		x := ^binary.LittleEndian.Uint64(tail[:]) & exponent
+		bad |= (x - low) &^ x & (low << top)
+	}
+	return bad == 0
+}
+
+// writeHead writes everything but the positions and the rows of a block of n cells.
+func (l *layout) writeHead(b []byte, n int) {
+	le := binary.LittleEndian
+	le.PutUint32(b, l.magic)
+	le.PutUint32(b[4:], l.seq)
+	le.PutUint32(b[8:], 1)
+	le.PutUint32(b[12:], uint32(n))
+	for i := range n {
+		le.PutUint32(b[blobHead+i*cellBytes+4:], 1)
+		le.PutUint32(b[blobHead+i*cellBytes+8:], l.seq)
+	}
+	b = b[blobHead+n*cellBytes:]
+	le.PutUint32(b, 0)
+	le.PutUint32(b[4:], uint32(len(l.k)))
+	b = b[8:]
+	for _, part := range [][]rows{l.k, l.v} {
+		for _, r := range part {
+			le.PutUint32(b, uint32(r.typ))
+			le.PutUint64(b[4:], r.bytes)
+			b = b[rowsHead+n*int(r.bytes):]
+		}
+	}
+}
+
 // sort puts the cells of a block that the library wrote into the order of their
 // positions. The library writes them in the order of their place in memory, which
 // differs once freed cells have been filled again. spare is scratch memory, given

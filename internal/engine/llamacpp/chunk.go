@@ -15,7 +15,7 @@ func (e *Engine) Export(seq engine.Seq, p0, p1 int, dst [][]byte) error {
 	if err := e.checkSeq(seq); err != nil {
 		return err
 	}
-	if have := e.books.length(int(seq)); p0 < 0 || p0 >= p1 || p1 > have {
+	if have := e.place.length(int(seq)); p0 < 0 || p0 >= p1 || p1 > have {
 		return usage("export of positions [%d,%d) of sequence %d, which holds %d", p0, p1, seq, have)
 	}
 	n := p1 - p0
@@ -70,18 +70,23 @@ func (e *Engine) Import(seq engine.Seq, p0, p1 int, src [][]byte) error {
 	if err := e.layout.verify(block, p0, n); err != nil {
 		return fmt.Errorf("%w: %w", engine.ErrBadChunk, err)
 	}
-	if err := e.checkRoom(n); err != nil {
+	if err := e.layout.finite(block, n); err != nil {
+		return fmt.Errorf("%w: %w", engine.ErrBadChunk, err)
+	}
+	g, err := e.reserve(n, seq)
+	if err != nil {
 		return err
 	}
-	defer e.drop(scratch, 0)
 	if err := e.setState(scratch, block); err != nil {
-		return fmt.Errorf("llamacpp: import positions [%d,%d) into sequence %d: %w", p0, p1, seq, err)
+		e.drop(scratch, 0)
+		return fmt.Errorf("llamacpp: import positions [%d,%d) into sequence %d: %w", p0, p1, seq, e.giveUp(g, err))
 	}
-	if err := llama.MemorySeqCp(e.mem, scratch, libSeq(seq), -1, -1); err != nil {
-		return fmt.Errorf("llamacpp: import: %w", err)
+	err = llama.MemorySeqCp(e.mem, scratch, libSeq(seq), -1, -1)
+	e.drop(scratch, 0)
+	if err != nil {
+		return fmt.Errorf("llamacpp: import: %w", e.giveUp(g, err))
 	}
-	e.books.grow(int(seq), n)
-	return nil
+	return e.take(g)
 }
 
 // CopySeq implements [engine.Compute]: dst shares the cells of src.
@@ -98,7 +103,7 @@ func (e *Engine) CopySeq(src, dst engine.Seq) error {
 	if err := llama.MemorySeqCp(e.mem, libSeq(src), libSeq(dst), -1, -1); err != nil {
 		return fmt.Errorf("llamacpp: copy sequence %d to %d: %w", src, dst, err)
 	}
-	e.books.share(int(src), int(dst))
+	e.place.share(int(src), int(dst))
 	return nil
 }
 
@@ -106,7 +111,7 @@ func (e *Engine) checkEmpty(s engine.Seq) error {
 	if err := e.checkSeq(s); err != nil {
 		return err
 	}
-	if n := e.books.length(int(s)); n != 0 {
+	if n := e.place.length(int(s)); n != 0 {
 		return usage("sequence %d is not empty: it holds %d positions", s, n)
 	}
 	return nil
@@ -114,11 +119,17 @@ func (e *Engine) checkEmpty(s engine.Seq) error {
 
 // FreeSeq implements [engine.Compute].
 func (e *Engine) FreeSeq(seq engine.Seq) {
-	if e.checkSeq(seq) != nil {
+	if e.closed || seq < 0 || int(seq) >= e.cfg.MaxSeqs {
+		return
+	}
+	if e.place.length(int(seq)) == 0 {
 		return
 	}
 	e.drop(libSeq(seq), 0)
-	e.books.free(int(seq))
+	e.place.free(int(seq))
+	if err := e.settle(); err != nil && e.broken == nil {
+		e.broken = err
+	}
 }
 
 // SwapOut implements [engine.Compute]. The sequence stays; the bytes are the caller's.
@@ -126,7 +137,7 @@ func (e *Engine) SwapOut(seq engine.Seq) ([]byte, error) {
 	if err := e.checkSeq(seq); err != nil {
 		return nil, err
 	}
-	n := e.books.length(int(seq))
+	n := e.place.length(int(seq))
 	if n == 0 {
 		return nil, usage("swap out of empty sequence %d", seq)
 	}

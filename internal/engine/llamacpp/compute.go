@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/baton-pd/baton/internal/engine"
 	"github.com/hybridgroup/yzma/pkg/llama"
@@ -30,6 +31,9 @@ func (e *Engine) checkSeq(s engine.Seq) error {
 	if e.closed {
 		return ErrClosed
 	}
+	if e.broken != nil {
+		return e.broken
+	}
 	if s < 0 || int(s) >= e.cfg.MaxSeqs {
 		return usage("sequence %d of %d", s, e.cfg.MaxSeqs)
 	}
@@ -41,18 +45,11 @@ func (e *Engine) checkNext(s engine.Seq, pos, n int) error {
 	if err := e.checkSeq(s); err != nil {
 		return err
 	}
-	if have := e.books.length(int(s)); pos != have {
+	if have := e.place.length(int(s)); pos != have {
 		return usage("sequence %d holds %d positions, next cannot be %d", s, have, pos)
 	}
 	if pos+n > e.cfg.ContextLen {
 		return usage("positions %d to %d of sequence %d exceed the context of %d", pos, pos+n-1, s, e.cfg.ContextLen)
-	}
-	return nil
-}
-
-func (e *Engine) checkRoom(n int) error {
-	if free := e.cfg.KVCells - e.books.used; n > free {
-		return fmt.Errorf("%w: %d wanted, %d of %d free", engine.ErrNoCells, n, free, e.cfg.KVCells)
 	}
 	return nil
 }
@@ -124,15 +121,15 @@ func (e *Engine) Prefill(ctx context.Context, seq engine.Seq, tokens []engine.To
 		}
 		e.put(i, t, pos+i, libSeq(seq), false)
 	}
-	if err := e.checkRoom(n); err != nil {
+	g, err := e.reserve(n, seq)
+	if err != nil {
 		return err
 	}
 	if err := e.decode(ctx, n); err != nil {
 		e.drop(libSeq(seq), pos)
-		return fmt.Errorf("prefill sequence %d positions %d to %d: %w", seq, pos, pos+n-1, err)
+		return fmt.Errorf("prefill sequence %d positions %d to %d: %w", seq, pos, pos+n-1, e.giveUp(g, err))
 	}
-	e.books.grow(int(seq), n)
-	return nil
+	return e.take(g)
 }
 
 // Step implements [engine.Compute]. A row whose output is not a number fails the
@@ -141,53 +138,72 @@ func (e *Engine) Step(ctx context.Context, rows []engine.Row) ([]engine.Sampled,
 	if err := e.checkRows(rows); err != nil {
 		return nil, err
 	}
-	for i, r := range rows {
-		e.put(i, r.Token, r.Pos, libSeq(r.Seq), true)
+	e.rowSeqs = e.rowSeqs[:0]
+	for _, r := range rows {
+		e.rowSeqs = append(e.rowSeqs, r.Seq)
 	}
-	if err := e.decode(ctx, len(rows)); err != nil {
-		e.undo(rows)
-		return nil, fmt.Errorf("step of %d rows: %w", len(rows), err)
+	g, err := e.reserve(1, e.rowSeqs...)
+	if err != nil {
+		return nil, err
 	}
+	e.putRows(rows, g)
 	out := make([]engine.Sampled, len(rows))
-	for i, r := range rows {
-		logits, err := e.logits(i)
-		if err != nil {
-			e.undo(rows)
-			return nil, err
+	if err := e.computeRows(ctx, rows, out); err != nil {
+		for _, r := range rows {
+			e.drop(libSeq(r.Seq), r.Pos)
 		}
-		best, ok := argmax(logits)
-		if !ok {
-			e.undo(rows)
-			return nil, &BadLogitsError{Seq: r.Seq}
-		}
-		out[i].Token = engine.Token(best)
+		return nil, fmt.Errorf("step of %d rows: %w", len(rows), e.giveUp(g, err))
 	}
+	e.place.commit(g)
 	for i, r := range rows {
-		e.books.grow(int(r.Seq), 1)
 		if s := r.Sampler.(*sampler); s.chain != 0 {
-			out[i].Token = engine.Token(llama.SamplerSample(s.chain, e.ctx, int32(i)))
+			out[i].Token = engine.Token(llama.SamplerSample(s.chain, e.ctx, e.rowAt[i]))
 		}
 		if r.Logprobs > 0 {
-			logits, err := e.logits(i)
+			logits, err := e.logits(e.rowAt[i])
 			if err != nil {
 				return nil, err
 			}
 			out[i].Logprob, out[i].Top = logprobs(logits, out[i].Token, r.Logprobs)
 		}
 	}
+	e.broken = e.settle()
 	return out, nil
 }
 
-// undo removes the positions of a failed step.
-func (e *Engine) undo(rows []engine.Row) {
-	for _, r := range rows {
-		e.drop(libSeq(r.Seq), r.Pos)
+// putRows writes the rows into the batch in the order of their cells, which is the
+// order in which the library gives cells to a batch. rowAt[i] is the place of rows[i].
+func (e *Engine) putRows(rows []engine.Row, g *grant) {
+	e.rowAt = e.rowAt[:0]
+	for i, r := range rows {
+		at, _ := slices.BinarySearch(g.cells, g.parts[i].cells[0])
+		e.rowAt = append(e.rowAt, int32(at))
+		e.put(at, r.Token, r.Pos, libSeq(r.Seq), true)
 	}
 }
 
+// computeRows decodes and puts each row's most likely token into out.
+func (e *Engine) computeRows(ctx context.Context, rows []engine.Row, out []engine.Sampled) error {
+	if err := e.decode(ctx, len(rows)); err != nil {
+		return err
+	}
+	for i, r := range rows {
+		logits, err := e.logits(e.rowAt[i])
+		if err != nil {
+			return err
+		}
+		best, ok := argmax(logits)
+		if !ok {
+			return &BadLogitsError{Seq: r.Seq}
+		}
+		out[i].Token = engine.Token(best)
+	}
+	return nil
+}
+
 // logits is the library's row i, valid until the next decode.
-func (e *Engine) logits(i int) ([]float32, error) {
-	logits, err := llama.GetLogitsIth(e.ctx, int32(i), e.info.VocabSize)
+func (e *Engine) logits(i int32) ([]float32, error) {
+	logits, err := llama.GetLogitsIth(e.ctx, i, e.info.VocabSize)
 	if err == nil && logits == nil {
 		err = errors.New("none computed")
 	}
@@ -220,5 +236,5 @@ func (e *Engine) checkRows(rows []engine.Row) error {
 			return usage("%d logprobs", r.Logprobs)
 		}
 	}
-	return e.checkRoom(len(rows))
+	return nil
 }

@@ -14,7 +14,7 @@ type Config struct {
 	Model  string // GGUF file
 
 	ContextLen  int // tokens one sequence may hold; 0: the smaller of the model's and 4,096
-	KVCells     int // tokens all sequences together may hold, rounded up to 256; 0: ContextLen
+	KVCells     int // tokens all sequences together may hold; 0: ContextLen
 	MaxSeqs     int // sequences; 0: 8
 	Threads     int // compute threads; 0: 1. More than the free cores slows everything down
 	ChunkTokens int // largest Prefill; 0: 128
@@ -27,13 +27,20 @@ type Config struct {
 	Log *slog.Logger
 }
 
+// cells is what the context gets: sequences hold whole blocks, so each may waste
+// part of one.
+func (c Config) cells() int {
+	n := c.KVCells + c.MaxSeqs*blockCells
+	return (n + cellPad - 1) / cellPad * cellPad
+}
+
 const (
 	defaultContext = 4096
 	cellPad        = 256     // the library rounds its cells up to this
 	maxCells       = 1 << 26 // far above any machine; keeps the arithmetic in range
 	maxChunk       = 8192
 	maxThreads     = 512
-	librarySeqs    = 256 // sequences a context of the library can have, the scratch one included
+	librarySeqs    = 256 // sequences a context of the library can have, the engine's own included
 )
 
 var cacheTypes = map[string]llama.GGMLType{
@@ -67,7 +74,7 @@ func (c Config) complete(trained int) (Config, error) {
 	}{
 		{"ContextLen", c.ContextLen, 2, maxCells},
 		{"KVCells", c.KVCells, 2, maxCells},
-		{"MaxSeqs", c.MaxSeqs, 1, librarySeqs - 1},
+		{"MaxSeqs", c.MaxSeqs, 1, librarySeqs - ownSeqs},
 		{"Threads", c.Threads, 1, min(maxThreads, 4*runtime.NumCPU())},
 		{"ChunkTokens", c.ChunkTokens, 1, maxChunk},
 		{"BatchRows", c.BatchRows, 1, c.MaxSeqs},
@@ -82,7 +89,6 @@ func (c Config) complete(trained int) (Config, error) {
 			return c, fmt.Errorf("llamacpp: cache type %q is not f16, f32, bf16 or q8_0", t)
 		}
 	}
-	c.KVCells = (c.KVCells + cellPad - 1) / cellPad * cellPad
 	if c.ContextLen > c.KVCells {
 		return c, fmt.Errorf("llamacpp: ContextLen %d is more than KVCells %d", c.ContextLen, c.KVCells)
 	}

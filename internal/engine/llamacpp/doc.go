@@ -11,16 +11,29 @@
 // row is a function of the model, the number of tokens and the first position, so
 // Import compares all of them before the library sees the block (blob.go).
 //
-// Sequence 0 of the library is the scratch sequence through which chunks travel; the
-// scheduler's sequence s is s+1 there. So a block does not depend on how many
-// sequences its maker had.
+// Sequence 0 of the library is the scratch sequence through which chunks travel, so a
+// block does not depend on how many sequences its maker had.
 //
-// # Bookkeeping
+// # Placement and equal bits
+//
+// Floating-point sums depend on their order, and llama.cpp's on where tokens lie in the
+// cache: left to itself, a prompt computed beside another one gets other bits and, where
+// two tokens are nearly equal, another answer (about one token in 200 on the default
+// model). The engine therefore chooses the cells itself (place.go). What holds then, with
+// the same model, chunk size and library on the same kind of processor:
+//
+//   - Prefill of a prompt gives the same bytes whatever else is in the context, with any
+//     one number of threads.
+//   - With one thread, Step gives the same logits whatever the other rows and sequences
+//     are, up to 63 rows. With more threads a single row is split over them by the extent
+//     of the cache, and bits depend on other sequences again.
+//   - Both hold while sequences find free blocks above those they have, which a cache
+//     that is nearly full cannot promise. The answers stay correct then, their last bits may differ.
 //
 // The library cannot tell how many cells are in use, and removes or accepts positions
-// without complaint. The books (books.go) know the length of each sequence and which
-// cells are shared; every method checks its positions against them first, and they
-// are exact because nothing else touches the context.
+// without complaint. The placer knows the length of each sequence and which cells are
+// shared; every method checks its positions against it first, and it is exact because
+// nothing else touches the context.
 //
 // # Interruption
 //

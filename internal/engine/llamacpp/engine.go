@@ -24,13 +24,19 @@ type Engine struct {
 	cells batchCells
 	intr  *interrupt
 
-	books  *books // by the scheduler's sequence numbers
-	layout *layout
-	seen   []uint64 // by sequence: the last step that had it, to find doubles
-	step   uint64
-	joint  []byte // reused: a chunk in one piece
-	spare  []byte // reused: rows while they are put in order
-	closed bool
+	place   *placer // by the scheduler's sequence numbers
+	grant   grant   // reused
+	holes   []int32 // reused
+	layout  *layout
+	seen    []uint64 // by sequence: the last step that had it, to find doubles
+	step    uint64
+	rowSeqs []engine.Seq // reused: the sequences of Step
+	rowAt   []int32      // reused: where in the batch a row of Step is
+	joint   []byte       // reused: a chunk in one piece
+	filling []byte       // reused: filler tokens
+	spare   []byte       // reused: rows while they are put in order
+	closed  bool
+	broken  error // the library refused a filler; told by the next call
 }
 
 var _ engine.Compute = (*Engine)(nil)
@@ -44,10 +50,14 @@ type batchCells struct {
 	logits []int8
 }
 
-// scratch is the library's sequence that chunks travel through.
-const scratch llama.SeqId = 0
+// The library's sequences: the scheduler's come after the engine's own.
+const (
+	scratch llama.SeqId = 0 // chunks travel through it
+	fillers llama.SeqId = 1 // keeps cells occupied (place.go)
+	ownSeqs             = 2
+)
 
-func libSeq(s engine.Seq) llama.SeqId { return llama.SeqId(s) + 1 }
+func libSeq(s engine.Seq) llama.SeqId { return llama.SeqId(s) + ownSeqs }
 
 // Open checks the model file, loads the library and the model, and makes a context.
 // A file that cannot be right gives a [*gguf.Error]; one that cannot be served gives
@@ -72,7 +82,7 @@ func Open(cfg Config) (_ *Engine, err error) {
 	if cfg.Log != nil {
 		logSink.Store(cfg.Log)
 	}
-	e := &Engine{cfg: cfg, lib: lib, books: newBooks(cfg.MaxSeqs), seen: make([]uint64, cfg.MaxSeqs)}
+	e := &Engine{cfg: cfg, lib: lib, place: newPlacer(cfg.MaxSeqs, cfg.cells()), seen: make([]uint64, cfg.MaxSeqs)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.Close())
@@ -100,9 +110,9 @@ func (e *Engine) makeContext() (err error) {
 	}
 	rows := max(e.cfg.ChunkTokens, e.cfg.BatchRows, probeTokens)
 	p := llama.ContextDefaultParams()
-	p.NCtx = uint32(e.cfg.KVCells)
+	p.NCtx = uint32(e.cfg.cells())
 	p.NBatch, p.NUbatch = uint32(rows), uint32(rows) // a batch is computed in one piece
-	p.NSeqMax = uint32(e.cfg.MaxSeqs) + 1
+	p.NSeqMax = uint32(e.cfg.MaxSeqs) + ownSeqs
 	p.NOutputsMax = p.NSeqMax // the library aborts on less; BatchRows <= MaxSeqs
 	p.NThreads, p.NThreadsBatch = int32(e.cfg.Threads), int32(e.cfg.Threads)
 	p.FlashAttentionType = llama.FlashAttentionTypeEnabled
@@ -112,10 +122,10 @@ func (e *Engine) makeContext() (err error) {
 	p.NoPerf = 1
 	p.AbortCallback, p.AbortCallbackData = e.lib.strlen, e.intr.address()
 	if e.ctx, err = llama.InitFromModel(e.model, p); err != nil {
-		return fmt.Errorf("llamacpp: make a context of %d cells for %s (is there enough memory?): %w", e.cfg.KVCells, e.cfg.Model, err)
+		return fmt.Errorf("llamacpp: make a context of %d cells for %s (is there enough memory?): %w", e.cfg.cells(), e.cfg.Model, err)
 	}
-	if got := int(llama.NCtx(e.ctx)); got < e.cfg.KVCells {
-		return fmt.Errorf("llamacpp: the library made a context of %d cells, not %d", got, e.cfg.KVCells)
+	if got := int(llama.NCtx(e.ctx)); got != e.cfg.cells() {
+		return fmt.Errorf("llamacpp: the library made a context of %d cells, not %d", got, e.cfg.cells())
 	}
 	if e.mem, err = llama.GetMemory(e.ctx); err != nil || e.mem == 0 {
 		return fmt.Errorf("%w: %s has no KV memory", ErrModel, e.cfg.Model)
@@ -202,7 +212,7 @@ func (e *Engine) Info() engine.Info { return e.info }
 func (e *Engine) Tokenizer() engine.Tokenizer { return e.tok }
 
 // UsedCells implements [engine.Compute].
-func (e *Engine) UsedCells() int { return e.books.used }
+func (e *Engine) UsedCells() int { return e.place.used }
 
 // Close implements [engine.Compute]. Idempotent.
 func (e *Engine) Close() error {

@@ -1,7 +1,6 @@
 package llamacpp
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -108,5 +107,3 @@ func decode(t testing.TB, e *Engine, seq engine.Seq, last engine.Token, pos, n i
 	}
 	return out
 }
-
-var _ = errors.Is

@@ -187,7 +187,8 @@ func TestClientNoticesBadServers(t *testing.T) {
 	}
 }
 
-// TestIdleSessionStaysUp: pings that are answered keep it alive.
+// TestIdleSessionStaysUp: pings that are answered keep it alive, and the next one comes
+// KeepaliveTime later whatever KeepaliveTimeout is.
 func TestIdleSessionStaysUp(t *testing.T) {
 	ctx := testContext(t)
 	pinged := make(chan struct{})
@@ -211,7 +212,7 @@ func TestIdleSessionStaysUp(t *testing.T) {
 			}
 		}
 	})
-	client := startClient(t, session.ClientConfig{Tuning: session.Tuning{KeepaliveTime: 20 * time.Millisecond}})
+	client := startClient(t, session.ClientConfig{Tuning: session.Tuning{KeepaliveTime: 20 * time.Millisecond, KeepaliveTimeout: time.Hour}})
 	s := get(t, ctx, client, addr)
 	wait(t, ctx, pinged, "the fifth ping")
 	if c := s.Cause(); c != nil {

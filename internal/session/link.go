@@ -246,6 +246,7 @@ func (l *link) receive(seq uint64, b body) error {
 	case *pb.Ack:
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		defer poke(l.rearm) // an answered ping: the next one has its time again
 		return l.ledger.ack(b.GetSeq(), l.m.acked)
 	case *pb.Ping:
 	default:

@@ -166,11 +166,6 @@ func (c *core) awaitOver(l *life, release func()) {
 func (c *core) end(l *life) {
 	l.mark(func(p *Phases) *time.Time { return &p.Ended })
 	l.stop()
-	c.mu.Lock()
-	if c.live[l.req.ID] == l {
-		delete(c.live, l.req.ID)
-	}
-	c.mu.Unlock()
 	l.mu.Lock()
 	cause, roomed, times, tokens := l.cause, l.roomed, l.times, l.tokens
 	l.mu.Unlock()
@@ -185,6 +180,11 @@ func (c *core) end(l *life) {
 			"code", string(cause.Code), "phase", cause.Phase, "detail", cause.Detail)
 	}
 	l.enter(phaseEnded)
+	c.mu.Lock()
+	if c.live[l.req.ID] == l {
+		delete(c.live, l.req.ID)
+	}
+	c.mu.Unlock()
 	close(l.ended)
 	c.drivers.Done()
 }

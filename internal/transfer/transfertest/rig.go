@@ -3,6 +3,7 @@ package transfertest
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -132,6 +133,7 @@ type rig struct {
 	t      *testing.T
 	o      Options
 	rng    *rand.Rand
+	bytes  *rand.ChaCha8
 	mem    []byte
 	sink   *sink
 	target transfer.Target
@@ -156,8 +158,10 @@ func newRig(t *testing.T, o Options, n int, gate func(transfer.GrantID, []byte))
 			t.Logf("seed %d", seed)
 		}
 	})
+	var key [32]byte
+	binary.LittleEndian.PutUint64(key[:], seed)
 	r := &rig{
-		t: t, o: o, rng: rand.New(rand.NewPCG(seed, 1)), last: seed >> 16, tick: make(chan struct{}),
+		t: t, o: o, rng: rand.New(rand.NewPCG(seed, 1)), bytes: rand.NewChaCha8(key), last: seed >> 16, tick: make(chan struct{}),
 		sink: &sink{gate: gate, fenced: make(map[transfer.SessionID]int), changed: make(chan struct{})},
 	}
 	m := r.memory(n)
@@ -191,15 +195,7 @@ func (r *rig) memory(n int) transfer.Memory {
 	return transfer.Memory{Bytes: b, FD: fd}
 }
 
-func (r *rig) fill(b []byte) {
-	for i := 0; i < len(b); i += 8 {
-		v := r.rng.Uint64()
-		for k := i; k < min(i+8, len(b)); k++ {
-			b[k] = byte(v)
-			v >>= 8
-		}
-	}
-}
+func (r *rig) fill(b []byte) { _, _ = r.bytes.Read(b) } // never fails
 
 // random is n fresh random bytes.
 func (r *rig) random(n int) []byte {

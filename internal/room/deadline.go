@@ -209,10 +209,13 @@ func (g *Registry) expire(r *Room, now int64) {
 // overdue says which of the two limits passed.
 func (g *Registry) overdue(r *Room, s State) *Cause {
 	c := &Cause{Code: CodeDeadline, Side: g.side, Phase: s.String(), Key: r.key}
-	if r.due < r.deadline {
+	switch after := time.Duration(r.deadline - r.opened).Round(time.Millisecond); {
+	case r.due < r.deadline:
 		c.Detail = "the room did not leave this state within " + g.bounds[s].String()
-	} else {
-		c.Detail = "the request's deadline passed, " + time.Duration(r.deadline-r.opened).Round(time.Millisecond).String() + " after the room was opened"
+	case after <= 0:
+		c.Detail = "the request's deadline had passed before the room was opened"
+	default:
+		c.Detail = "the request's deadline passed, " + after.String() + " after the room was opened"
 	}
 	return c
 }

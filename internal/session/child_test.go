@@ -76,7 +76,7 @@ func TestProcessKilledOrStopped(t *testing.T) {
 				t.Fatal(err)
 			}
 			at := time.Now()
-			d := ch.Wait(t, ctx, "down", 1)
+			d := ch.Wait(ctx, t, "down", 1)
 			if d.Cause.Code != room.CodePeerLost || d.Session != s.ID() {
 				t.Errorf("cause %v", d.Cause)
 			}

@@ -198,7 +198,7 @@ func (c *Client) step(p *peer, addr string, again bool, giveUp time.Time) (*Clie
 func (c *Client) try(ctx context.Context, p *peer, addr string, a *attempt) {
 	defer a.cancel(nil)
 	sess, cause := c.connect(ctx, a.cancel, addr)
-	now := time.Now()
+	now, level := time.Now(), slog.LevelWarn
 	c.mu.Lock()
 	p.attempt, p.touched = nil, now
 	if sess != nil {
@@ -207,6 +207,9 @@ func (c *Client) try(ctx context.Context, p *peer, addr string, a *attempt) {
 			sess.link.fail(c.shutdown(addr), false)
 		}
 	} else {
+		if p.last != nil && p.last.Code == cause.Code && now.Sub(p.failed) < peerMemory {
+			level = slog.LevelDebug // said before
+		}
 		p.failures++
 		p.last, p.failed = cause, now
 		p.retry = now.Add(backoff(c.t, p.failures))
@@ -215,7 +218,7 @@ func (c *Client) try(ctx context.Context, p *peer, addr string, a *attempt) {
 	a.sess, a.cause = sess, cause
 	close(a.done)
 	if sess == nil {
-		c.log.Warn("session attempt failed", "worker", c.cfg.Identity.WorkerID, "addr", addr, "code", cause.Code, "cause", cause.Detail)
+		c.log.Log(ctx, level, "session attempt failed", "worker", c.cfg.Identity.WorkerID, "addr", addr, "code", cause.Code, "cause", cause.Detail)
 		return
 	}
 	sess.run()

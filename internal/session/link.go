@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"runtime/debug"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -281,15 +283,26 @@ func (l *link) streamEnd(err error) *room.Cause {
 	if errors.Is(err, io.EOF) {
 		return l.lost(room.CodePeerLost, "it ended the stream without a reason")
 	}
+	if l.side == room.SideSender && status.Code(err) == codes.Canceled { // all that gRPC tells a server
+		return l.lost(room.CodePeerLost, "its connection closed or broke")
+	}
 	return l.lost(room.CodePeerLost, "the stream broke: "+reason(err))
 }
 
-// reason is the text of a gRPC error without its code's decoration.
+// reason is the text of a gRPC error without its decoration.
 func reason(err error) string {
-	if s, ok := status.FromError(err); ok {
-		return fmt.Sprintf("%s (%s)", s.Message(), s.Code())
+	s, ok := status.FromError(err)
+	if !ok {
+		return err.Error()
 	}
-	return err.Error()
+	m := s.Message()
+	if q, ok := strings.CutPrefix(m, "connection error: desc = "); ok {
+		if u, err := strconv.Unquote(q); err == nil {
+			m = u
+		}
+	}
+	m = strings.TrimPrefix(m, "transport: Error while dialing: ")
+	return fmt.Sprintf("%s (%s)", m, s.Code())
 }
 
 // statusOf is the status that carries c as a detail to the client.

@@ -75,7 +75,7 @@ func TestServerEndsBrokenSessions(t *testing.T) {
 			if cause := statusCause(t, c.end()); cause.GetCode() != string(room.CodeProtocol) || !strings.Contains(cause.GetDetail(), tc.want) {
 				t.Errorf("client was told %v, want %q", cause, tc.want)
 			}
-			if d := sh.Wait(t, ctx, "down", 1); d.Cause.Code != room.CodeProtocol || !strings.Contains(d.Cause.Detail, tc.want) {
+			if d := sh.Wait(ctx, t, "down", 1); d.Cause.Code != room.CodeProtocol || !strings.Contains(d.Cause.Detail, tc.want) {
 				t.Errorf("handler was told %v", d.Cause)
 			}
 			wait(t, ctx, peer.Closed(), "closing of the data peer")
@@ -177,7 +177,7 @@ func TestSessionIDIsTakenOnce(t *testing.T) {
 		t.Errorf("third: %v, %v; want it accepted", m, err)
 	}
 	first.say(&pb.ClientMessage{Body: abortOf(4)})
-	if e := sh.Wait(t, ctx, "abort", 1); uint64(e.Session) != hello.SessionId {
+	if e := sh.Wait(ctx, t, "abort", 1); uint64(e.Session) != hello.SessionId {
 		t.Errorf("abort came on session %d", e.Session)
 	}
 }
@@ -191,7 +191,7 @@ func TestMaxSessions(t *testing.T) {
 	get(t, ctx, a, l.addr())
 	getCause(t, ctx, b, l.addr(), room.CodeCapacity)
 	_ = a.Close()
-	sh.Wait(t, ctx, "down", 1)
+	sh.Wait(ctx, t, "down", 1)
 	// The place is free as soon as the data peer is closed, a moment after Down.
 	for {
 		_, err := b.Get(ctx, l.addr())
@@ -236,7 +236,7 @@ func TestBadGrantEndsItsRoomOnly(t *testing.T) {
 	}
 	good := &pb.Grant{Room: 77, GrantId: 1, Pages: []uint32{0}, PageBytes: 64, Chunks: []int64{5}}
 	c.say(&pb.ClientMessage{Body: &pb.ClientMessage_Grant{Grant: good}})
-	if e := sh.Wait(t, ctx, "grant", 1); e.Key.Room != 77 {
+	if e := sh.Wait(ctx, t, "grant", 1); e.Key.Room != 77 {
 		t.Errorf("a bad grant reached the handler: %+v", e)
 	}
 }
@@ -277,12 +277,12 @@ func TestGarbageOnThePort(t *testing.T) {
 	if err := before.SendAbort(room.Key{Room: 1}, 1, nil); err != nil {
 		t.Fatalf("the session beside the garbage: %v", err)
 	}
-	sh.Wait(t, ctx, "abort", 1)
+	sh.Wait(ctx, t, "abort", 1)
 	after := startClient(t, session.ClientConfig{})
 	if err := get(t, ctx, after, l.addr()).SendAbort(room.Key{Room: 2}, 1, nil); err != nil {
 		t.Fatal(err)
 	}
-	sh.Wait(t, ctx, "abort", 2)
+	sh.Wait(ctx, t, "abort", 2)
 	stopped := make(chan struct{})
 	go func() {
 		stop()
@@ -303,7 +303,7 @@ func TestTooLargeMessage(t *testing.T) {
 	if err := c.end(); err == nil {
 		t.Error("the stream goes on")
 	}
-	if d := sh.Wait(t, ctx, "down", 1); d.Cause.Code != room.CodePeerLost {
+	if d := sh.Wait(ctx, t, "down", 1); d.Cause.Code != room.CodePeerLost {
 		t.Errorf("cause %v", d.Cause)
 	}
 	get(t, ctx, startClient(t, session.ClientConfig{}), l.addr())
@@ -342,7 +342,7 @@ func TestServerNoticesSilence(t *testing.T) {
 			if cause := statusCause(t, c.end()); cause.GetCode() != string(room.CodePeerLost) || !strings.Contains(cause.GetDetail(), tc.want) {
 				t.Errorf("client was told %v", cause)
 			}
-			if d := sh.Wait(t, ctx, "down", 1); !strings.Contains(d.Cause.Detail, tc.want) {
+			if d := sh.Wait(ctx, t, "down", 1); !strings.Contains(d.Cause.Detail, tc.want) {
 				t.Errorf("handler was told %v", d.Cause)
 			}
 		})

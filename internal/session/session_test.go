@@ -45,7 +45,7 @@ func TestMessagesCross(t *testing.T) {
 	if err := errors.Join(s.SendGrant(g), s.SendAbort(key, 42, cause), s.SendAbort(room.Key{Room: 5}, 0, nil)); err != nil {
 		t.Fatal(err)
 	}
-	got := sh.Wait(t, ctx, "grant", 1)
+	got := sh.Wait(ctx, t, "grant", 1)
 	if !reflect.DeepEqual(got.Grant, g) {
 		t.Errorf("grant arrived as %+v, want %+v", got.Grant, g)
 	}
@@ -53,10 +53,10 @@ func TestMessagesCross(t *testing.T) {
 	if ss.ID() != s.ID() || ss.Client() != clientID || ss.Data() != peer {
 		t.Errorf("server session %d of %+v", ss.ID(), ss.Client())
 	}
-	if a := sh.Wait(t, ctx, "abort", 1); a.Key != key || a.GrantID != 42 || !reflect.DeepEqual(a.Cause, cause) {
+	if a := sh.Wait(ctx, t, "abort", 1); a.Key != key || a.GrantID != 42 || !reflect.DeepEqual(a.Cause, cause) {
 		t.Errorf("abort arrived as %+v", a)
 	}
-	if a := sh.Wait(t, ctx, "abort", 2); a.Key.Room != 5 || a.GrantID != 0 || a.Cause.Code != room.CodeAborted {
+	if a := sh.Wait(ctx, t, "abort", 2); a.Key.Room != 5 || a.GrantID != 0 || a.Cause.Code != room.CodeAborted {
 		t.Errorf("abort without cause arrived as %+v", a)
 	}
 
@@ -64,7 +64,7 @@ func TestMessagesCross(t *testing.T) {
 	if err := errors.Join(ss.SendFailed(key, cause), ss.SendAck(key, 42)); err != nil {
 		t.Fatal(err)
 	}
-	if a := ch.Wait(t, ctx, "abort_ack", 1); a.Session != s.ID() || a.Key != key || a.GrantID != 42 {
+	if a := ch.Wait(ctx, t, "abort_ack", 1); a.Session != s.ID() || a.Key != key || a.GrantID != 42 {
 		t.Errorf("ack arrived as %+v", a)
 	}
 	if f := ch.Events()[0]; f.Kind != "failed" || f.Key != key || !reflect.DeepEqual(f.Cause, cause) {
@@ -123,7 +123,7 @@ func TestConcurrentSendersKeepTheirOrder(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	ch.Wait(t, ctx, "abort_ack", senders*each)
+	ch.Wait(ctx, t, "abort_ack", senders*each)
 	for name, events := range map[string][]sessiontest.Event{"server": sh.Events(), "client": ch.Events()} {
 		last := make(map[uint64]transfer.GrantID)
 		for _, e := range events {
@@ -156,7 +156,7 @@ func TestCloseTellsThePeer(t *testing.T) {
 				_ = p.Server.Close()
 			}
 			wait(t, ctx, s.Down(), "the end of the session")
-			for side, c := range map[string]*room.Cause{"server": sh.Wait(t, ctx, "down", 1).Cause, "client": ch.Wait(t, ctx, "down", 1).Cause} {
+			for side, c := range map[string]*room.Cause{"server": sh.Wait(ctx, t, "down", 1).Cause, "client": ch.Wait(ctx, t, "down", 1).Cause} {
 				if c.Code != room.CodeShutdown || !c.Retryable {
 					t.Errorf("%s: cause of the end is %v", side, c)
 				}
@@ -188,7 +188,7 @@ func TestLossOfTheDataPeerEndsTheSession(t *testing.T) {
 	p := sessiontest.NewPair(t, session.ServerConfig{Handler: sh, Connect: connectTo(peer)}, session.ClientConfig{Handler: ch})
 	get(t, ctx, p.Client, p.Addr)
 	peer.Break(errors.New("reset by the switch"))
-	for side, c := range map[string]*room.Cause{"server": sh.Wait(t, ctx, "down", 1).Cause, "client": ch.Wait(t, ctx, "down", 1).Cause} {
+	for side, c := range map[string]*room.Cause{"server": sh.Wait(ctx, t, "down", 1).Cause, "client": ch.Wait(ctx, t, "down", 1).Cause} {
 		if c.Code != room.CodePeerLost || c.Side != room.SideSender || !strings.Contains(c.Detail, "reset by the switch") {
 			t.Errorf("%s: cause of the end is %v", side, c)
 		}
@@ -217,7 +217,7 @@ func TestHandlerPanicEndsOnlyItsSession(t *testing.T) {
 			if err := s.SendAbort(room.Key{Room: 9}, 1, nil); err != nil {
 				t.Fatal(err)
 			}
-			for name, c := range map[string]*room.Cause{"server": sh.Wait(t, ctx, "down", 1).Cause, "client": ch.Wait(t, ctx, "down", 1).Cause} {
+			for name, c := range map[string]*room.Cause{"server": sh.Wait(ctx, t, "down", 1).Cause, "client": ch.Wait(ctx, t, "down", 1).Cause} {
 				if c.Code != room.CodeInternal || !strings.Contains(c.Detail, "boom") {
 					t.Errorf("%s: cause of the end is %v", name, c)
 				}
@@ -258,7 +258,7 @@ func TestMismatchNamesTheField(t *testing.T) {
 					t.Errorf("detail %q does not tell %q", c.Detail, want)
 				}
 			}
-			if d := ch.Wait(t, ctx, "down", 1); d.Addr != p.Addr || d.Cause.Code != room.CodeMismatch {
+			if d := ch.Wait(ctx, t, "down", 1); d.Addr != p.Addr || d.Cause.Code != room.CodeMismatch {
 				t.Errorf("the offer was taken back with %+v", d)
 			}
 		})
@@ -347,7 +347,7 @@ func TestUnsendableValues(t *testing.T) {
 	if err := s.SendGrant(good); err != nil {
 		t.Fatal(err)
 	}
-	if g := sh.Wait(t, ctx, "grant", 1); g.Grant.Timeout <= 0 {
+	if g := sh.Wait(ctx, t, "grant", 1); g.Grant.Timeout <= 0 {
 		t.Errorf("a passed deadline arrived as %v, which means none", g.Grant.Timeout)
 	}
 	ss := sh.Events()[0].Server
@@ -367,11 +367,11 @@ func TestMetrics(t *testing.T) {
 	if err := s.SendAbort(room.Key{Room: 1}, 1, nil); err != nil {
 		t.Fatal(err)
 	}
-	ss := sh.Wait(t, ctx, "abort", 1).Server
+	ss := sh.Wait(ctx, t, "abort", 1).Server
 	if err := ss.SendAck(room.Key{Room: 1}, 1); err != nil {
 		t.Fatal(err)
 	}
-	ch.Wait(t, ctx, "abort_ack", 1)
+	ch.Wait(ctx, t, "abort_ack", 1)
 	compare(t, cr, "baton_session_up", `baton_session_up{addr="prefill:1"} 1`)
 	compare(t, sr, "baton_session_up", `baton_session_up{addr="decode:8001"} 1`)
 	_ = p.Client.Close()

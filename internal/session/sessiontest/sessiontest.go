@@ -80,7 +80,7 @@ func (r *recorder) Count(kind string) int {
 }
 
 // Wait waits for the n-th call (from 1) of this kind and returns it.
-func (r *recorder) Wait(tb testing.TB, ctx context.Context, kind string, n int) Event {
+func (r *recorder) Wait(ctx context.Context, tb testing.TB, kind string, n int) Event {
 	tb.Helper()
 	for {
 		r.mu.Lock()

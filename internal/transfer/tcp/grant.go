@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"slices"
 	"sort"
 	"sync"
@@ -48,12 +49,7 @@ func sortSpans(spans []transfer.Span, size uint64) ([]transfer.Span, bool) {
 			out = append(out, s)
 		}
 	}
-	slices.SortFunc(out, func(a, b transfer.Span) int {
-		if a.Off < b.Off {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(out, func(a, b transfer.Span) int { return cmp.Compare(a.Off, b.Off) })
 	for i := 1; i < len(out); i++ {
 		if out[i].Off < out[i-1].Off+out[i-1].Len {
 			return nil, false

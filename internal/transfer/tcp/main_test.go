@@ -1,9 +1,61 @@
 package tcp
 
 import (
+	"io"
+	"math/rand/v2"
+	"net"
 	"testing"
+	"time"
 
-	"go.uber.org/goleak"
+	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/transfertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	transfertest.Main(m, func() transfer.Transport { return New(Config{}) })
+}
+
+func TestConformance(t *testing.T) {
+	for name, c := range map[string]Config{
+		"default":              {Handshake: 500 * time.Millisecond},
+		"small frames, queues": {Handshake: 500 * time.Millisecond, FrameBytes: 4096, Queue: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			transfertest.Run(t, transfertest.Options{
+				New:      func(*testing.T) (transfer.Transport, transfer.Transport) { return New(c), New(c) },
+				Caps:     transfer.Caps{Fences: true},
+				KillPeer: true,
+				Garbage:  throwGarbage,
+				Silent: func(t *testing.T, d transfer.Descriptor) transfer.Descriptor {
+					ln, err := net.Listen("tcp", "127.0.0.1:0") // its backlog takes connections
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { _ = ln.Close() })
+					d.Addr = ln.Addr().String()
+					return d
+				},
+			})
+		})
+	}
+}
+
+// throwGarbage sends noise of several lengths and silence, and waits until the target
+// has closed each connection.
+func throwGarbage(t *testing.T, d transfer.Descriptor) {
+	rnd := rand.New(rand.NewPCG(4, 4))
+	for _, n := range []int{0, 1, helloLen - 1, helloLen, helloLen + 1, 1 << 20, 16 << 20} {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = byte(rnd.Uint32())
+		}
+		c, err := net.Dial("tcp", d.Addr)
+		if err != nil {
+			t.Errorf("dial: %v", err)
+			return
+		}
+		_, _ = c.Write(b) // may fail: the target closes early
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.Close()
+	}
+}

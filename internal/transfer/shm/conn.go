@@ -1,0 +1,263 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// answerTimeout bounds the sending of answers to a peer that does not read them.
+const answerTimeout = 30 * time.Second
+
+// conn is one connection at the target.
+type conn struct {
+	t    *target
+	uc   *net.UnixConn
+	sess *session // set by join, then constant
+
+	table *table // under target.mu; nil once the connection has left
+
+	ctl   control // mapped while serve runs
+	ctlFD int     // -1 once passed on
+
+	// Owned by serve.
+	buf     []byte // buf[r:w] is read and not yet used
+	r, w    int
+	answers []byte
+}
+
+// accept takes connections until Close. An error such as too many open files is
+// waited out, so that the loop never dies before its target.
+func (t *target) accept() {
+	const shortest, longest = 5 * time.Millisecond, time.Second
+	pause := shortest
+	for {
+		c, err := t.ln.AcceptUnix()
+		if err == nil {
+			pause = shortest
+			t.admit(c)
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		select {
+		case <-t.done:
+			return
+		case <-time.After(pause):
+			pause = min(2*pause, longest)
+		}
+	}
+}
+
+// admit starts the handshake of uc on its own goroutine, or refuses uc.
+func (t *target) admit(uc *net.UnixConn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed || len(t.greeting) >= t.tr.cfg.MaxHalfOpen {
+		if !t.closed {
+			t.tr.stats.halfOpenRefused.Add(1)
+		}
+		_ = uc.Close()
+		return
+	}
+	t.greeting[uc] = struct{}{}
+	t.wg.Go(func() { t.serve(uc) })
+}
+
+// serve greets uc and, if its session lets it in, listens until the source has gone.
+func (t *target) serve(uc *net.UnixConn) {
+	defer uc.Close()
+	c := &conn{t: t, uc: uc, ctlFD: -1, buf: make([]byte, 64*(messageLen+transfer.MaxNotify))}
+	defer c.free()
+	st, err := c.welcome()
+	t.mu.Lock()
+	delete(t.greeting, uc)
+	t.mu.Unlock()
+	switch {
+	case err == io.EOF: // not a byte: somebody looked whether the socket is stale
+	case err != nil || st == statusVersion || st == statusUser:
+		t.tr.stats.badHandshakes.Add(1)
+	case st != statusOK:
+		t.tr.stats.unknownSessions.Add(1)
+	}
+	if c.sess == nil {
+		return
+	}
+	if err == nil {
+		err = c.run()
+	}
+	gone := err == nil
+	if !gone {
+		c.dismiss()
+		gone = c.drain()
+	}
+	t.leave(c, gone)
+}
+
+// free undoes what welcome has made.
+func (c *conn) free() {
+	if c.ctlFD >= 0 {
+		_ = unix.Close(c.ctlFD)
+	}
+	if c.ctl.b != nil {
+		_ = unix.Munmap(c.ctl.b)
+	}
+}
+
+// welcome does the target's half of the handshake. c.sess is set if the source may have
+// got the descriptors.
+func (c *conn) welcome() (status, error) {
+	_ = c.uc.SetDeadline(time.Now().Add(c.t.tr.cfg.Handshake))
+	var b [messageLen]byte
+	if _, err := io.ReadFull(c.uc, b[:]); err != nil {
+		return statusOK, err
+	}
+	var m message
+	if err := m.decode(b[:]); err != nil {
+		return statusOK, err
+	}
+	if m.kind != kindHello {
+		return statusOK, errOrder
+	}
+	st := statusVersion
+	if m.code == version {
+		ours, err := sameUser(c.uc)
+		if err != nil {
+			return statusOK, err
+		}
+		st = statusUser
+		if ours {
+			if c.ctl, c.ctlFD, err = newControl(); err != nil {
+				return statusOK, err
+			}
+			c.table = newTable(c.ctl)
+			st = c.t.join(c, transfer.SessionID(m.value))
+		}
+	}
+	answer := message{kind: kindWelcome, code: uint32(st)}
+	var oob []byte
+	if st == statusOK {
+		answer.value = c.t.size
+		oob = unix.UnixRights(c.t.fd, c.ctlFD)
+	}
+	if _, _, err := c.uc.WriteMsgUnix(answer.append(nil), oob, nil); err != nil {
+		return st, fmt.Errorf("send welcome: %w", err)
+	}
+	if c.ctlFD >= 0 {
+		_ = unix.Close(c.ctlFD)
+		c.ctlFD = -1
+	}
+	return st, c.uc.SetDeadline(time.Time{})
+}
+
+// run handles messages until the source has closed its socket: nil. An error means that
+// the source is still there, and broke the protocol or does not take answers.
+func (c *conn) run() error {
+	for {
+		err := c.next()
+		switch {
+		case err == nil:
+			continue
+		case ended(err):
+			return nil
+		case errors.Is(err, errMessage), errors.Is(err, errOrder):
+			c.t.tr.stats.protocolErrors.Add(1)
+		}
+		return err
+	}
+}
+
+// ended: the other end of the socket is closed. A reset is a close with unread bytes.
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)
+}
+
+// next handles one message.
+func (c *conn) next() error {
+	if err := c.fill(messageLen); err != nil {
+		return err
+	}
+	var m message
+	if err := m.decode(c.buf[c.r:]); err != nil {
+		return err
+	}
+	c.r += messageLen
+	switch m.kind {
+	case kindDone:
+		if err := c.fill(m.notifyN); err != nil {
+			return err
+		}
+		notify := c.buf[c.r : c.r+m.notifyN]
+		c.r += m.notifyN
+		c.done(&m, notify)
+		return nil
+	case kindLeft:
+		return c.t.left(c, m.grant)
+	default:
+		return errOrder
+	}
+}
+
+// done hands a complete write's notification over and answers, unless the grant has been
+// revoked meanwhile.
+func (c *conn) done(m *message, notify []byte) {
+	answer := message{kind: kindAnswer, value: m.value, code: verdictGrant}
+	if c.t.lives(c, m.grant) {
+		if m.notify {
+			c.t.sink.Landed(m.grant, notify)
+		}
+		answer.code = verdictOK
+	} else {
+		c.t.tr.stats.grantRefused.Add(1)
+	}
+	c.answers = answer.append(c.answers)
+}
+
+// fill makes at least n bytes available in the buffer, and sends the answers before it
+// waits.
+func (c *conn) fill(n int) error {
+	if c.w-c.r >= n {
+		return nil
+	}
+	c.w = copy(c.buf, c.buf[c.r:c.w])
+	c.r = 0
+	for c.w < n {
+		if err := c.flush(); err != nil {
+			return err
+		}
+		k, err := c.uc.Read(c.buf[c.w:])
+		c.w += k
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *conn) flush() error {
+	if len(c.answers) == 0 {
+		return nil
+	}
+	_ = c.uc.SetWriteDeadline(time.Now().Add(answerTimeout))
+	_, err := c.uc.Write(c.answers)
+	c.answers = c.answers[:0]
+	return err
+}
+
+// dismiss tells the source to go. Any goroutine.
+func (c *conn) dismiss() { _ = c.uc.CloseWrite() }
+
+// drain reads until the source has closed its socket: true. False: Close gave it up, or the
+// socket is broken in a way that proves nothing.
+func (c *conn) drain() bool {
+	_ = c.uc.SetDeadline(time.Time{})
+	_, err := io.Copy(io.Discard, c.uc)
+	return err == nil || ended(err)
+}

@@ -1,0 +1,149 @@
+package router
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strconv"
+
+	"github.com/baton-pd/baton/internal/openai"
+)
+
+// ours are the top-level fields that the router sets; what a client puts there is dropped.
+var ours = []openai.Field{
+	{Name: "rid"}, {Name: "bootstrap_host"}, {Name: "bootstrap_port"}, {Name: "bootstrap_room"}, {Name: "bootstrap_generation"},
+}
+
+// parsed is what the router needs to know of a body. The workers check the rest.
+type parsed struct {
+	// rest is the body after its opening brace, without the fields in ours. All its values
+	// are as the client wrote them, byte for byte. Shared by all attempts; read only.
+	rest   []byte
+	stream bool
+	// prompts is the number of prompts, each of which needs a room; batch if they came as a list.
+	prompts int
+	batch   bool
+	// choices is the number of answers that must each have a finish reason.
+	choices int
+	// rid is the client's request id as written, nil if it gave none; names are its values.
+	rid   json.RawMessage
+	names []string
+}
+
+// parseBody checks that body is one sound JSON object and finds out what the router
+// needs. Errors are the client's.
+func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
+	rest, err := openai.Rewrite(body, ours...)
+	if err != nil {
+		return nil, invalidBody("%v", err)
+	}
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal(body, &m); err != nil {
+		return nil, invalidBody("invalid JSON: %v", err)
+	}
+	p := &parsed{rest: rest[1:], prompts: 1}
+	if raw := m["stream"]; raw != nil && !isNull(raw) && json.Unmarshal(raw, &p.stream) != nil {
+		return nil, invalidValue("stream", "stream must be true or false")
+	}
+	if e := p.countPrompts(kind, m); e != nil {
+		return nil, e
+	}
+	p.choices = p.prompts * p.countChoices(kind, m)
+	if raw := m["rid"]; raw != nil && !isNull(raw) {
+		p.rid = raw
+		var one string
+		if json.Unmarshal(raw, &one) == nil {
+			p.names = []string{one}
+		} else if json.Unmarshal(raw, &p.names) != nil {
+			return nil, invalidValue("rid", "rid must be a string or a list of strings")
+		}
+	}
+	return p, nil
+}
+
+// countPrompts tells a list of prompts from a prompt that is a list of tokens.
+func (p *parsed) countPrompts(kind openai.Kind, m map[string]json.RawMessage) *openai.Error {
+	var names []string
+	switch kind {
+	case openai.KindCompletion:
+		names = []string{"prompt"}
+	case openai.KindGenerate:
+		names = []string{"text", "input_ids"}
+	default: // a chat is one prompt
+	}
+	for _, name := range names {
+		raw := m[name]
+		if len(raw) == 0 || raw[0] != '[' {
+			continue
+		}
+		if first := bytes.TrimLeft(raw[1:], " \t\r\n"); first[0] != '"' && first[0] != '[' {
+			continue // tokens, or something the worker will refuse
+		}
+		var list []json.RawMessage
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return invalidValue(name, "%s: %v", name, err)
+		}
+		if len(list) > openai.MaxPrompts {
+			return invalidValue(name, "%s has %d prompts; at most %d", name, len(list), openai.MaxPrompts)
+		}
+		p.prompts, p.batch = len(list), true
+		return nil
+	}
+	return nil
+}
+
+// countChoices is n where the body has a sound one, otherwise 1: the worker decides
+// what to say about an unsound one.
+func (p *parsed) countChoices(kind openai.Kind, m map[string]json.RawMessage) int {
+	raw := m["n"]
+	if kind == openai.KindGenerate {
+		var params map[string]json.RawMessage
+		if json.Unmarshal(m["sampling_params"], &params) == nil {
+			raw = params["n"]
+		}
+	}
+	n, err := strconv.Atoi(string(raw))
+	if err != nil || n < 1 || n > openai.MaxN {
+		return 1
+	}
+	return n
+}
+
+// legBody is the body for both workers of one attempt.
+func (p *parsed) legBody(rid json.RawMessage, w *worker, rooms []uint64) (length int64, open func() io.ReadCloser) {
+	head := make([]byte, 0, 192+24*len(rooms))
+	head = append(append(head, `{"rid":`...), rid...)
+	host, _ := openai.Marshal(w.bootHost) // a string always marshals
+	head = append(append(head, `,"bootstrap_host":`...), host...)
+	head = strconv.AppendInt(append(head, `,"bootstrap_port":`...), int64(w.bootPort), 10)
+	head = append(head, `,"bootstrap_room":`...)
+	if p.batch {
+		head = append(head, '[')
+	}
+	for i, id := range rooms {
+		if i > 0 {
+			head = append(head, ',')
+		}
+		head = strconv.AppendUint(head, id, 10)
+	}
+	if p.batch {
+		head = append(head, ']')
+	}
+	if p.rest[0] != '}' {
+		head = append(head, ',')
+	}
+	return int64(len(head) + len(p.rest)), func() io.ReadCloser {
+		return io.NopCloser(io.MultiReader(bytes.NewReader(head), bytes.NewReader(p.rest)))
+	}
+}
+
+func isNull(raw []byte) bool { return string(raw) == "null" }
+
+func invalidBody(format string, args ...any) *openai.Error {
+	return openai.NewError(http.StatusBadRequest, openai.CodeInvalidBody, "", format, args...)
+}
+
+func invalidValue(param, format string, args ...any) *openai.Error {
+	return openai.NewError(http.StatusBadRequest, openai.CodeInvalidValue, param, format, args...)
+}

@@ -1,0 +1,180 @@
+package router
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	mathrand "math/rand/v2"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/baton-pd/baton/internal/openai"
+	"github.com/baton-pd/baton/internal/room"
+)
+
+// HeaderTimeout carries the milliseconds that are left of a request's deadline, from
+// the client to the router and on to the workers.
+const HeaderTimeout = "X-Request-Timeout-Ms"
+
+// call is one client's request. Its context ends with a *failure as cause.
+type call struct {
+	*parsed
+	kind            openai.Kind
+	path            string
+	header          http.Header // goes to the workers; read only
+	start, deadline time.Time
+	ctx             context.Context
+	cancel          context.CancelCauseFunc
+	disarm          func() // see Router.arm
+	// current is the attempt under way, for the deadline's words and the log.
+	current  atomic.Pointer[attempt]
+	attempts int
+}
+
+// deadlineFailure says what the request was waiting for when its time was over.
+func (c *call) deadlineFailure() *failure {
+	limit := c.deadline.Sub(c.start)
+	a := c.current.Load()
+	if a == nil {
+		return routerFailure(room.CodeDeadline, false, "the deadline of %v passed before the request was sent to a worker", limit)
+	}
+	// The decode side owes the answer; but a prefill worker that is known to be silent is why it cannot.
+	l := &a.decode
+	if a.prefill.w.status() == statusOut && a.decode.w.status() == statusUp && !a.prefill.over.Load() {
+		l = &a.prefill
+	}
+	return &failure{blame: blameOf(l.w.side), err: openai.FromCause(&room.Cause{
+		Code: room.CodeDeadline, Side: l.w.side, Phase: l.phase(), Key: a.key(), Peer: l.w.name,
+		Detail: fmt.Sprintf("the deadline of %v passed; decode worker %s: %s; prefill worker %s: %s",
+			limit, a.decode.w.name, a.decode.phase(), a.prefill.w.name, a.prefill.phase()),
+	})}
+}
+
+// clientGone is the failure of a call whose client left.
+func (c *call) clientGone(what string) *failure {
+	f := routerFailure(room.CodeClientGone, false, "%s", what)
+	if a := c.current.Load(); a != nil {
+		f.err.Cause.Key, f.err.Cause.Phase = a.key(), a.decode.phase()
+	}
+	f.gone = true
+	return f
+}
+
+// parseDeadline reads the header, or takes the default.
+func (r *Router) parseDeadline(req *http.Request, start time.Time) (time.Time, *openai.Error) {
+	v := req.Header.Get(HeaderTimeout)
+	if v == "" {
+		return start.Add(r.cfg.DefaultTimeout), nil
+	}
+	most := r.cfg.MaxTimeout.Milliseconds()
+	ms, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || ms < 1 || ms > most {
+		return time.Time{}, invalidValue(HeaderTimeout, "header %s must be a whole number in [1, %d]", HeaderTimeout, most)
+	}
+	return start.Add(time.Duration(ms) * time.Millisecond), nil
+}
+
+// hopHeaders belong to one connection, or are made anew for the next.
+var hopHeaders = map[string]bool{
+	"Connection": true, "Proxy-Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true,
+	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true, "Content-Length": true, "Expect": true,
+	"Accept-Encoding": true, "Date": true, "Host": true,
+}
+
+// copyHeader adds what may pass from one connection to another.
+func copyHeader(dst, src http.Header) {
+	named := ""
+	for _, v := range src["Connection"] {
+		named += "," + strings.ToLower(v) + ","
+	}
+	for k, v := range src {
+		if hopHeaders[k] || named != "" && strings.Contains(strings.ReplaceAll(named, " ", ""), ","+strings.ToLower(k)+",") {
+			continue
+		}
+		dst[k] = append([]string(nil), v...)
+	}
+}
+
+// newRooms makes ids that are never 0 and below 2^63. Two live requests share one with a
+// chance of one in 2^63 a pair, and then the workers refuse the second.
+func newRooms(n int) []uint64 {
+	rooms := make([]uint64, 0, n)
+	for len(rooms) < n {
+		if id := mathrand.Uint64() >> 1; id != 0 {
+			rooms = append(rooms, id)
+		}
+	}
+	return rooms
+}
+
+// newRID makes a request id that nobody can guess.
+func newRID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // crypto/rand.Read does not fail
+	return hex.EncodeToString(b[:])
+}
+
+// quoted is a made request id as JSON.
+func quoted(rid string) json.RawMessage { return json.RawMessage(`"` + rid + `"`) }
+
+// calls finds live calls by the request ids that clients know.
+type calls struct {
+	mu     sync.Mutex
+	byName map[string]*call
+}
+
+// add registers c; the name that is already taken, if one is.
+func (cs *calls) add(c *call) (taken string, ok bool) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, n := range c.names {
+		if cs.byName[n] != nil {
+			return n, false
+		}
+	}
+	for _, n := range c.names {
+		cs.byName[n] = c
+	}
+	return "", true
+}
+
+func (cs *calls) remove(c *call) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, n := range c.names {
+		delete(cs.byName, n)
+	}
+}
+
+// abort cancels the call of this name (all: every one) and says how many it hit.
+func (cs *calls) abort(name string, all bool) int {
+	cs.mu.Lock()
+	hit := map[*call]bool{}
+	for n, c := range cs.byName {
+		if all || n == name {
+			hit[c] = true
+		}
+	}
+	cs.mu.Unlock()
+	for c := range hit {
+		f := routerFailure(room.CodeAborted, false, "aborted by /abort_request")
+		if a := c.current.Load(); a != nil {
+			f.err.Cause.Key, f.err.Cause.Phase = a.key(), a.decode.phase()
+		}
+		c.cancel(f)
+	}
+	return len(hit)
+}
+
+// count is the number of names of live calls.
+func (cs *calls) count() int {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return len(cs.byName)
+}

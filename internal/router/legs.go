@@ -1,0 +1,272 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/baton-pd/baton/internal/openai"
+	"github.com/baton-pd/baton/internal/room"
+)
+
+const (
+	readSize     = 16 << 10  // bytes a read of a stream
+	keepBuffer   = 256 << 10 // larger buffers are not kept for reuse
+	maxErrorBody = 1 << 20   // bytes of an error answer that are looked at
+	// doneGrace is how long a stream may lag behind its [DONE] before its connection is given up.
+	doneGrace = 50 * time.Millisecond
+)
+
+var (
+	readBuffers = sync.Pool{New: func() any { b := make([]byte, readSize); return &b }}
+	streams     = sync.Pool{New: func() any { return new(stream) }}
+	answers     = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+)
+
+func putStream(s *stream) {
+	if cap(s.buf) <= keepBuffer {
+		streams.Put(s)
+	}
+}
+
+func putAnswer(b *bytes.Buffer) {
+	if b.Cap() <= keepBuffer {
+		b.Reset()
+		answers.Put(b)
+	}
+}
+
+// send posts the attempt's body to the leg's worker.
+func (l *leg) send(ctx context.Context) (*http.Response, *failure) {
+	a := l.a
+	req := (&http.Request{
+		Method: http.MethodPost, URL: l.w.base.JoinPath(a.c.path), Host: l.w.base.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: a.header, Body: a.body(), ContentLength: a.length,
+		// A connection that the worker closed while it was idle may be replaced unseen.
+		GetBody: func() (io.ReadCloser, error) { return a.body(), nil },
+	}).WithContext(ctx)
+	resp, err := l.w.rt.RoundTrip(req)
+	if err != nil {
+		return nil, l.lost(err)
+	}
+	if resp.StatusCode/100 == 2 {
+		return resp, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	l.enter(legAnswer)
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	if err != nil && len(body) == 0 {
+		return nil, l.lost(err)
+	}
+	l.end()
+	return nil, l.statusError(resp.StatusCode, body, resp.Header)
+}
+
+// lost is the failure for an error of the connection: our own doing if the
+// attempt has ended, otherwise the worker's.
+func (l *leg) lost(err error) *failure {
+	if l.a.ctx.Err() != nil {
+		return failureOf(l.a.ctx)
+	}
+	l.end()
+	return l.broken(err)
+}
+
+// malformed is the failure for an answer that breaks the protocol.
+func (l *leg) malformed(err error) *failure {
+	return l.failed(room.CodeProtocol, true, "sent a bad answer: %v", err)
+}
+
+func isEventStream(h http.Header) bool {
+	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/event-stream")
+}
+
+// consume reads the prefill leg's answer, which nobody sees, to its end. nil: it did its part.
+func (l *leg) consume() *failure {
+	resp, f := l.send(l.a.ctx)
+	if f != nil {
+		return f
+	}
+	defer func() { _ = resp.Body.Close() }()
+	l.enter(legAnswer)
+	if isEventStream(resp.Header) {
+		f = l.consumeStream(resp.Body)
+	} else {
+		f = l.consumeAnswer(resp.Body)
+	}
+	if f == nil {
+		l.enter(legDone)
+		l.end()
+	}
+	return f
+}
+
+func (l *leg) consumeStream(body io.Reader) *failure {
+	s := streams.Get().(*stream)
+	defer putStream(s)
+	s.reset(l.w.side, l.phase(), 0)
+	buf := readBuffers.Get().(*[]byte)
+	defer readBuffers.Put(buf)
+	for {
+		n, rerr := body.Read(*buf)
+		_, e, err := s.feed((*buf)[:n])
+		switch {
+		case e != nil:
+			l.end()
+			return l.reported(e, nil)
+		case err != nil:
+			return l.malformed(err)
+		case rerr == io.EOF:
+			if err := s.ended(); err != nil {
+				return l.malformed(err)
+			}
+			return nil
+		case rerr != nil:
+			return l.lost(rerr)
+		}
+	}
+}
+
+func (l *leg) consumeAnswer(body io.Reader) *failure {
+	b := answers.Get().(*bytes.Buffer)
+	defer putAnswer(b)
+	most := l.a.r.cfg.MaxAnswer
+	if _, err := b.ReadFrom(io.LimitReader(body, most)); err != nil {
+		return l.lost(err)
+	}
+	if int64(b.Len()) == most { // prompt logprobs of a long prompt, say; it only matters that it ends
+		if _, err := io.Copy(io.Discard, body); err != nil {
+			return l.lost(err)
+		}
+		return nil
+	}
+	e, err := judge(l.a.c.kind, b.Bytes(), l.w.side, l.phase())
+	switch {
+	case e != nil:
+		l.end()
+		return l.reported(e, nil)
+	case err != nil:
+		return l.malformed(err)
+	}
+	return nil
+}
+
+// runDecode drives the decode leg and forwards its answer. nil: the client has it all.
+func (a *attempt) runDecode(cl *client) *failure {
+	l := &a.decode
+	ctx, cancel := context.WithCancel(a.ctx)
+	defer cancel()
+	resp, f := l.send(ctx)
+	if f != nil {
+		return f
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if isEventStream(resp.Header) {
+		return a.forwardStream(cl, resp, cancel)
+	}
+	return a.forwardAnswer(cl, resp)
+}
+
+// forwardAnswer reads the whole answer before a byte of it is sent, so that an error in it
+// can still be a status.
+func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
+	l := &a.decode
+	l.enter(legAnswer)
+	b := answers.Get().(*bytes.Buffer)
+	defer putAnswer(b)
+	most := a.r.cfg.MaxAnswer
+	if _, err := b.ReadFrom(io.LimitReader(resp.Body, most+1)); err != nil {
+		return l.lost(err)
+	}
+	if int64(b.Len()) > most {
+		return l.failed(room.CodeProtocol, false, "sent an answer of more than %d bytes", most)
+	}
+	l.end()
+	e, err := judge(a.c.kind, b.Bytes(), l.w.side, l.phase())
+	switch {
+	case e != nil:
+		return l.reported(e, resp.Header)
+	case err != nil:
+		return l.malformed(err)
+	case a.ctx.Err() != nil:
+		return failureOf(a.ctx)
+	}
+	a.answering.Store(true)
+	if err := cl.whole(resp.Header, resp.StatusCode, b.Bytes()); err != nil {
+		return a.c.clientGone("write to the client: " + plainError(err))
+	}
+	l.enter(legDone)
+	return nil
+}
+
+// forwardStream passes whole events on as they come.
+func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.CancelFunc) *failure {
+	l := &a.decode
+	l.enter(legFirst)
+	s := streams.Get().(*stream)
+	defer putStream(s)
+	s.reset(l.w.side, l.phase(), a.c.choices)
+	buf := readBuffers.Get().(*[]byte)
+	defer readBuffers.Put(buf)
+	for {
+		n, rerr := resp.Body.Read(*buf)
+		forward, e, ferr := s.feed((*buf)[:n])
+		if len(forward) > 0 {
+			if a.ctx.Err() != nil { // another cause was first: the error event comes next
+				return failureOf(a.ctx)
+			}
+			if s.content && !a.answering.Load() {
+				a.answering.Store(true)
+				l.enter(legStream)
+				s.phase = l.phase()
+			}
+			if err := cl.events(resp.Header, resp.StatusCode, forward); err != nil {
+				return a.c.clientGone("write to the client: " + plainError(err))
+			}
+		}
+		switch {
+		case s.done:
+			l.drain(resp.Body, cancel)
+			return nil
+		case rerr != nil && rerr != io.EOF && e == nil:
+			return l.lost(rerr)
+		default:
+			if f, end := l.streamEnd(s, e, ferr, rerr == io.EOF); end {
+				return f
+			}
+		}
+	}
+}
+
+// streamEnd says whether the stream has ended, and how.
+func (l *leg) streamEnd(s *stream, e *openai.Error, err error, eof bool) (f *failure, end bool) {
+	switch {
+	case e != nil:
+		l.end()
+		return l.reported(e, nil), true
+	case err != nil:
+		return l.malformed(err), true
+	case !eof:
+		return nil, false
+	}
+	l.end()
+	if err := s.ended(); err != nil {
+		return l.malformed(err), true
+	}
+	l.enter(legDone)
+	return nil, true
+}
+
+// drain reads on to the stream's end after [DONE], so that the connection can be used
+// again; a worker that does not end it in time loses the connection.
+func (l *leg) drain(body io.Reader, cancel context.CancelFunc) {
+	t := time.AfterFunc(doneGrace, cancel)
+	defer t.Stop()
+	_, _ = io.Copy(io.Discard, io.LimitReader(body, drainLimit)) // the answer is complete; only the connection is at stake
+	l.end()
+	l.enter(legDone)
+}

@@ -1,0 +1,82 @@
+package router
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the router's own.
+type metrics struct {
+	requests  *prometheus.CounterVec // outcome, cause
+	retries   *prometheus.CounterVec // cause
+	legErrors *prometheus.CounterVec // leg, worker, cause
+	releases  *prometheus.CounterVec // leg, result
+	seconds   prometheus.Histogram
+	first     prometheus.Histogram
+}
+
+func newMetrics(r *Router, reg prometheus.Registerer) (*metrics, error) {
+	buckets := prometheus.ExponentialBuckets(0.002, 2.5, 14) // 2 ms to 300 s
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "baton_router_requests_total", Help: "Requests by how they ended: ok, refused (4xx), aborted, error, stream_error, client_gone; and their first cause.",
+		}, []string{"outcome", "cause"}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "baton_router_retries_total", Help: "Attempts that were followed by another on a different pair, by cause.",
+		}, []string{"cause"}),
+		legErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "baton_router_worker_errors_total", Help: "Legs that failed by themselves, by worker and cause.",
+		}, []string{"leg", "worker", "cause"}),
+		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "baton_router_releases_total", Help: "Abort requests sent to workers for ended attempts, by result.",
+		}, []string{"leg", "result"}),
+		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "baton_router_request_seconds", Help: "Time from a request's acceptance to its end.", Buckets: buckets,
+		}),
+		first: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "baton_router_first_event_seconds", Help: "Time from a streaming request's acceptance to its first event.", Buckets: buckets,
+		}),
+	}
+	all := []prometheus.Collector{
+		m.requests, m.retries, m.legErrors, m.releases, m.seconds, m.first, &workerCollector{r},
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "baton_router_inflight_requests", Help: "Requests that have not ended.",
+		}, func() float64 { return float64(r.inflight.Load()) }),
+	}
+	for _, c := range all {
+		if err := reg.Register(c); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// legError counts a leg's own failure.
+func (m *metrics) legError(l *leg, f *failure) {
+	m.legErrors.WithLabelValues(l.w.side.String(), l.w.name, string(f.cause().Code)).Inc()
+}
+
+// workerCollector reads the workers' state when asked.
+type workerCollector struct{ r *Router }
+
+var (
+	descInflight = prometheus.NewDesc("baton_router_worker_inflight", "Legs at a worker that have not ended.", []string{"leg", "worker"}, nil)
+	descUp       = prometheus.NewDesc("baton_router_worker_up", "1 if the last health probe succeeded and nothing contradicted it since.", []string{"leg", "worker"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- descInflight
+	ch <- descUp
+}
+
+// Collect implements prometheus.Collector.
+func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
+	for _, w := range c.r.all() {
+		up := 0.0
+		if w.status() == statusUp {
+			up = 1
+		}
+		ch <- prometheus.MustNewConstMetric(descInflight, prometheus.GaugeValue, float64(w.inflight.Load()), w.side.String(), w.name)
+		ch <- prometheus.MustNewConstMetric(descUp, prometheus.GaugeValue, up, w.side.String(), w.name)
+	}
+}

@@ -1,0 +1,76 @@
+package router
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/baton-pd/baton/internal/openai"
+)
+
+const (
+	// releaseTimeout bounds the telling of workers that an attempt has ended.
+	releaseTimeout = 3 * time.Second
+	// releaseAtOnce is how many workers are told at a time.
+	releaseAtOnce = 64
+)
+
+// group owns goroutines that outlive the handlers that started them.
+type group struct {
+	mu     sync.Mutex
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// run starts f, unless the group is closed.
+func (g *group) run(f func()) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.wg.Go(f)
+	return true
+}
+
+// close refuses new goroutines and waits for the running ones.
+func (g *group) close() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	g.wg.Wait()
+}
+
+// release tells both workers of an ended attempt to forget it, in the background. Legs that ended by
+// themselves hold nothing any more: naming them could only hit another request of
+// the same name.
+func (r *Router) release(a *attempt) {
+	for _, l := range []*leg{&a.prefill, &a.decode} {
+		if l.over.Load() {
+			continue
+		}
+		for _, name := range a.names {
+			if !r.group.run(func() { r.abortAt(l.w, name) }) {
+				return
+			}
+		}
+	}
+}
+
+// abortAt posts one abort_request.
+func (r *Router) abortAt(w *worker, rid string) {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	result := "failed"
+	select {
+	case r.releases <- struct{}{}:
+		defer func() { <-r.releases }()
+		body, _ := openai.Marshal(map[string]string{"rid": rid}) // a string always marshals
+		if got, err := w.ask(ctx, http.MethodPost, "/abort_request", body, drainLimit); err == nil && got.status/100 == 2 {
+			result = "ok"
+		}
+	case <-ctx.Done():
+	}
+	r.m.releases.WithLabelValues(w.side.String(), result).Inc()
+}

@@ -1,0 +1,171 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/baton-pd/baton/internal/openai"
+	"github.com/baton-pd/baton/internal/room"
+)
+
+// Router pairs requests with workers. Its methods are safe for concurrent use.
+type Router struct {
+	cfg               Config
+	prefills, decodes fleet
+	m                 *metrics
+	started           time.Time
+	handler           http.Handler
+
+	live     calls
+	inflight atomic.Int64
+	releases chan struct{} // slots of workers being told at a time
+	group    group
+	base     context.Context // ends with Close; its cause is a *failure
+	stop     context.CancelCauseFunc
+}
+
+// New checks the configuration and starts to probe the workers. Close ends it.
+func New(c Config) (*Router, error) {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	r := &Router{cfg: c, started: time.Now(), releases: make(chan struct{}, releaseAtOnce), live: calls{byName: map[string]*call{}}}
+	r.prefills.policy, r.decodes.policy = c.Policy, c.Policy
+	seen := map[string]bool{}
+	for _, leg := range []struct {
+		fleet *fleet
+		side  room.Side
+		from  []Backend
+	}{{&r.prefills, room.SideSender, c.Prefills}, {&r.decodes, room.SideReceiver, c.Decodes}} {
+		for _, b := range leg.from {
+			w, err := r.newWorker(b, leg.side)
+			if err != nil {
+				return nil, err
+			}
+			if key := leg.side.String() + " " + w.base.Host; seen[key] {
+				return nil, fmt.Errorf("router: %s worker %s is given twice", leg.side, w.name)
+			} else {
+				seen[key] = true
+			}
+			leg.fleet.workers = append(leg.fleet.workers, w)
+		}
+	}
+	var err error
+	if r.m, err = newMetrics(r, c.Registerer); err != nil {
+		return nil, fmt.Errorf("router: register metrics: %w", err)
+	}
+	r.handler = r.routes()
+	r.base, r.stop = context.WithCancelCause(context.Background())
+	for _, w := range r.all() {
+		r.group.run(func() { w.watch(r.base, c.HealthInterval, c.HealthTimeout) })
+	}
+	return r, nil
+}
+
+func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
+	base, host, port, err := b.parse(side == room.SideSender)
+	if err != nil {
+		return nil, err
+	}
+	return &worker{
+		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(),
+		rt: &http.Transport{
+			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,
+			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second, ReadBufferSize: readSize,
+			// HTTP/1.1 only: a connection carries one leg, and closing it releases that one.
+			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10,
+		},
+		changed: func(w *worker, s status, reason string) {
+			if s == statusOut {
+				r.cfg.Log.Warn("worker is out", "leg", side.String(), "worker", w.name, "reason", reason)
+			} else {
+				r.cfg.Log.Info("worker is up", "leg", side.String(), "worker", w.name)
+			}
+		},
+	}, nil
+}
+
+func http1() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	return p
+}
+
+// all lists every worker, prefill first.
+func (r *Router) all() []*worker {
+	out := make([]*worker, 0, len(r.prefills.workers)+len(r.decodes.workers))
+	return append(append(out, r.prefills.workers...), r.decodes.workers...)
+}
+
+// Handler serves the router's HTTP side.
+func (r *Router) Handler() http.Handler { return r.handler }
+
+// Close ends every request that still runs with cause "shutdown", tells their workers, and waits until no
+// goroutine of the router is left. Handlers end soon after; their server's owner waits for them.
+func (r *Router) Close() {
+	r.stop(&failure{err: openai.FromCause(&room.Cause{
+		Code: room.CodeShutdown, Side: room.SideRouter, Phase: phaseRouting, Retryable: true, Detail: "the router is shutting down",
+	})})
+	r.group.close()
+	for _, w := range r.all() {
+		w.rt.CloseIdleConnections()
+	}
+}
+
+// route is a path and what serves it by method.
+type route map[string]http.HandlerFunc
+
+// routes is the table of everything the router answers.
+func (r *Router) routes() http.Handler {
+	table := map[string]route{
+		"/v1/models":           {http.MethodGet: r.relay("/v1/models")},
+		"/model_info":          {http.MethodGet: r.relay("/model_info")},
+		"/get_model_info":      {http.MethodGet: r.relay("/model_info")},
+		"/server_info":         {http.MethodGet: r.serverInfo},
+		"/get_server_info":     {http.MethodGet: r.serverInfo},
+		"/workers":             {http.MethodGet: r.listWorkers},
+		"/health":              {http.MethodGet: r.health},
+		"/health_generate":     {http.MethodGet: r.healthGenerate},
+		"/abort_request":       {http.MethodPost: r.abortRequest},
+		"/flush_cache":         {http.MethodGet: r.flushCache, http.MethodPost: r.flushCache},
+		"/generate":            {},
+		"/v1/completions":      {},
+		"/v1/chat/completions": {},
+	}
+	for path, kind := range map[string]openai.Kind{
+		"/generate": openai.KindGenerate, "/v1/completions": openai.KindCompletion, "/v1/chat/completions": openai.KindChat,
+	} {
+		table[path][http.MethodPost] = r.generation(kind, path)
+	}
+	if r.cfg.Gatherer != nil {
+		h := promhttp.HandlerFor(r.cfg.Gatherer, promhttp.HandlerOpts{})
+		table["/metrics"] = route{http.MethodGet: h.ServeHTTP}
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		methods, known := table[strings.TrimSuffix(req.URL.Path, "/")]
+		method := req.Method
+		if method == http.MethodHead {
+			method = http.MethodGet
+		}
+		switch h := methods[method]; {
+		case h != nil:
+			h(w, req)
+		case known:
+			allow := make([]string, 0, len(methods))
+			for m := range methods {
+				allow = append(allow, m)
+			}
+			w.Header().Set("Allow", strings.Join(allow, ", "))
+			openai.WriteError(w, openai.NewError(http.StatusMethodNotAllowed, openai.CodeMethodNotAllowed, "", "%.16s is not allowed for %s", req.Method, req.URL.Path))
+		default:
+			openai.WriteError(w, openai.NewError(http.StatusNotFound, openai.CodeNotFound, "", "there is nothing at %.128s", req.URL.Path))
+		}
+	})
+}

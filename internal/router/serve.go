@@ -1,0 +1,232 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/baton-pd/baton/internal/openai"
+	"github.com/baton-pd/baton/internal/room"
+)
+
+// deadlineSlack is how long after the deadline the client's connection may still be
+// written to: enough for an error event.
+const deadlineSlack = 400 * time.Millisecond
+
+// generation is the handler of a generating endpoint.
+func (r *Router) generation(kind openai.Kind, path string) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		cl := newClient(w)
+		c, f := r.accept(cl, req, kind, path)
+		if f == nil {
+			f = r.serve(cl, c)
+			r.live.remove(c)
+			c.disarm()
+		}
+		if n := r.inflight.Add(-1); n < 0 {
+			panic("router: negative number of requests") // accept always counts
+		}
+		if f != nil {
+			cl.fail(f)
+		}
+		r.account(req, cl, c, f)
+		if cl.cut {
+			panic(http.ErrAbortHandler) // closes the connection without a proper end of the body
+		}
+	}
+}
+
+// accept reads and checks a request and registers its call. It counts the request as in flight in every case.
+// On a failure the call may be nil.
+func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path string) (*call, *failure) {
+	start := time.Now()
+	if n := r.inflight.Add(1); n > int64(r.cfg.MaxInflight) {
+		return nil, routerFailure(room.CodeCapacity, true, "%d requests are in flight; that is the limit", r.cfg.MaxInflight)
+	}
+	if r.base.Err() != nil {
+		return nil, failureOf(r.base)
+	}
+	c := &call{kind: kind, path: path, start: start, header: http.Header{}}
+	deadline, e := r.parseDeadline(req, start)
+	if e != nil {
+		return nil, &failure{err: e}
+	}
+	c.deadline = deadline
+	body, f := r.readBody(cl, req, deadline)
+	if f != nil {
+		return nil, f
+	}
+	if c.parsed, e = parseBody(kind, body); e != nil {
+		return nil, &failure{err: e}
+	}
+	if c.rid == nil {
+		rid := newRID()
+		c.rid, c.names = quoted(rid), []string{rid}
+	}
+	copyHeader(c.header, req.Header)
+	c.header.Set("Content-Type", "application/json")
+	_ = cl.ctl.SetWriteDeadline(deadline.Add(deadlineSlack)) // a recorder in a test has none
+	r.arm(c, req)
+	if taken, ok := r.live.add(c); !ok {
+		c.disarm()
+		f := routerFailure(room.CodeDuplicate, false, "a request with rid %.64q is in flight", taken)
+		f.err.Param = "rid"
+		return nil, f
+	}
+	return c, nil
+}
+
+// arm makes the call's context, which the deadline and the client's leaving end;
+// c.disarm undoes it.
+func (r *Router) arm(c *call, req *http.Request) {
+	c.ctx, c.cancel = context.WithCancelCause(r.base)
+	t := time.AfterFunc(time.Until(c.deadline), func() { c.cancel(c.deadlineFailure()) })
+	stop := context.AfterFunc(req.Context(), func() { c.cancel(c.clientGone("the client closed its connection")) })
+	c.disarm = func() {
+		t.Stop()
+		stop()
+		c.cancel(context.Canceled)
+	}
+}
+
+// readBody reads at most MaxBody bytes within BodyTimeout.
+func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]byte, *failure) {
+	refuse := func(status int, code, param, format string, args ...any) ([]byte, *failure) {
+		cl.w.Header().Set("Connection", "close") // nobody will read the rest
+		return nil, &failure{err: openai.NewError(status, code, param, format, args...)}
+	}
+	if enc := req.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
+		return refuse(http.StatusUnsupportedMediaType, openai.CodeInvalidBody, "Content-Encoding", "content encoding %.32q is not supported", enc)
+	}
+	if req.ContentLength > r.cfg.MaxBody {
+		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has %d bytes; at most %d", req.ContentLength, r.cfg.MaxBody)
+	}
+	limit := time.Now().Add(r.cfg.BodyTimeout)
+	if deadline.Before(limit) {
+		limit = deadline
+	}
+	_ = cl.ctl.SetReadDeadline(limit) // a recorder in a test has none
+	var buf bytes.Buffer
+	if req.ContentLength > 0 {
+		buf.Grow(int(req.ContentLength) + bytes.MinRead)
+	}
+	_, err := buf.ReadFrom(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody))
+	// The limit must go again: net/http notices the client's leaving by reading on.
+	_ = cl.ctl.SetReadDeadline(time.Time{})
+	var large *http.MaxBytesError
+	switch {
+	case err == nil:
+		return buf.Bytes(), nil
+	case errors.As(err, &large):
+		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return refuse(http.StatusRequestTimeout, openai.CodeBodyTimeout, "", "the body did not arrive within %v", r.cfg.BodyTimeout)
+	case errors.Is(err, io.ErrUnexpectedEOF), req.Context().Err() != nil:
+		f := routerFailure(room.CodeClientGone, false, "the client left while it sent its request")
+		f.gone = true
+		return nil, f
+	default:
+		return refuse(http.StatusBadRequest, openai.CodeInvalidBody, "", "read the body: %v", err)
+	}
+}
+
+// serve tries the call on pairs of workers until it is answered, may not be tried again, or no pair is left.
+func (r *Router) serve(cl *client, c *call) *failure {
+	avoid := map[*worker]bool{}
+	var last *failure
+	for n := 0; ; n++ {
+		var where blame
+		if last != nil {
+			where = last.blame
+		}
+		p, d, missing := r.choose(avoid, where)
+		if missing != "" {
+			if last != nil {
+				return last
+			}
+			return routerFailure(room.CodeUnavailable, true, "%s", missing)
+		}
+		a := r.newAttempt(c, n, p, d)
+		f := a.run(cl)
+		if f == nil {
+			return nil
+		}
+		if f.refused && last != nil {
+			f = last // it says more about what happened to the request
+		}
+		if cl.started || !f.cause().Retryable || n >= r.cfg.MaxRetries || c.ctx.Err() != nil || f.blame == 0 {
+			return f
+		}
+		last = f
+		if f.blame&blamePrefill != 0 {
+			avoid[p] = true
+		}
+		if f.blame&blameDecode != 0 {
+			avoid[d] = true
+		}
+		r.m.retries.WithLabelValues(string(f.cause().Code)).Inc()
+		r.cfg.Log.Info("attempt failed, trying another pair", "room", a.key().String(), "prefill", p.name, "decode", d.name,
+			"cause", string(f.cause().Code), "side", f.cause().Side.String(), "phase", f.cause().Phase, "detail", f.cause().Detail)
+	}
+}
+
+// account counts and logs the end of a request: one line each.
+func (r *Router) account(req *http.Request, cl *client, c *call, f *failure) {
+	outcome, cause, level := "ok", "none", slog.LevelInfo
+	attrs := make([]slog.Attr, 0, 20)
+	if f != nil {
+		level = slog.LevelWarn
+		cause = string(f.cause().Code)
+		switch {
+		case f.gone:
+			outcome, level = "client_gone", slog.LevelInfo
+		case cl.started:
+			outcome = "stream_error"
+		case f.cause().Code == room.CodeAborted:
+			outcome, level = "aborted", slog.LevelInfo
+		case f.err.Status/100 == 4:
+			outcome, level = "refused", slog.LevelInfo
+		default:
+			outcome = "error"
+		}
+	}
+	r.m.requests.WithLabelValues(outcome, cause).Inc()
+	attrs = append(attrs, slog.String("path", req.URL.Path), slog.String("outcome", outcome), slog.Int("status", cl.status))
+	if f != nil {
+		attrs = append(attrs, slog.String("cause", cause), slog.String("side", f.cause().Side.String()), slog.String("phase", f.cause().Phase),
+			slog.String("detail", f.cause().Detail))
+	}
+	if c != nil {
+		attrs = append(attrs, r.times(cl, c)...)
+	}
+	r.cfg.Log.LogAttrs(context.WithoutCancel(req.Context()), level, "request", attrs...)
+}
+
+// times are a call's workers, room and phases, for the log; it also observes their durations.
+func (r *Router) times(cl *client, c *call) []slog.Attr {
+	total := time.Since(c.start)
+	r.m.seconds.Observe(total.Seconds())
+	attrs := []slog.Attr{slog.Int("attempts", c.attempts), slog.Bool("stream", c.stream), slog.String("rid", c.names[0])}
+	if !cl.first.IsZero() {
+		first := cl.first.Sub(c.start)
+		if c.stream {
+			r.m.first.Observe(first.Seconds())
+		}
+		attrs = append(attrs, slog.Float64("first_ms", ms(first)))
+	}
+	if a := c.current.Load(); a != nil {
+		attrs = append(attrs, slog.String("room", a.key().String()), slog.String("prefill", a.prefill.w.name), slog.String("decode", a.decode.w.name))
+		if d := a.prefill.ended.Load(); d > 0 {
+			attrs = append(attrs, slog.Float64("prefill_ms", ms(time.Duration(d))))
+		}
+	}
+	return append(attrs, slog.Float64("total_ms", ms(total)))
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/baton-pd/baton/internal/config"
+	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/stack"
 	"github.com/baton-pd/baton/internal/supervise"
 )
@@ -248,4 +249,37 @@ func parseAPIError(status int, raw []byte) error {
 // waitUsable waits until the router has a usable pair.
 func waitUsable(ctx context.Context, addr string) error {
 	return stack.WaitHealthy(ctx, "http://"+addr)
+}
+
+// copyStream prints the deltas of a stream; an error event, or an end without a
+// finish, is an error.
+func (d *demo) copyStream(res *http.Response) (string, error) {
+	events := openai.NewEventReader(res.Body, 0)
+	var text strings.Builder
+	for {
+		data, err := events.Next()
+		if err != nil {
+			return text.String(), fmt.Errorf("the stream broke off: %w", err)
+		}
+		if string(data) == openai.DoneData {
+			fmt.Fprintln(d.out)
+			return text.String(), nil
+		}
+		var chunk struct {
+			Error   *json.RawMessage
+			Choices []struct {
+				Delta struct{ Content string }
+			}
+		}
+		if err := json.Unmarshal(data, &chunk); err != nil {
+			return "", fmt.Errorf("event %q: %w", data, err)
+		}
+		if chunk.Error != nil {
+			return text.String(), parseAPIError(res.StatusCode, bytes.Clone(data))
+		}
+		for _, c := range chunk.Choices {
+			text.WriteString(c.Delta.Content)
+			fmt.Fprint(d.out, c.Delta.Content)
+		}
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/baton-pd/baton/internal/supervise"
-	"github.com/baton-pd/baton/internal/worker"
 )
 
 func newPrefill(g *globals) *cobra.Command {

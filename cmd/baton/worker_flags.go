@@ -47,7 +47,7 @@ func (e *engineFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&e.name, "served-model-name", "", "name in the API (default: from the model file)")
 	f.StringVar(&e.libDir, "lib-dir", "", "directory of libllama.so (default: what `baton setup` fetched)")
 	f.StringVar(&e.cacheDir, "cache-dir", "", "where `baton setup` put things (default: $BATON_CACHE or the user's cache directory)")
-	f.IntVar(&e.contextLen, "ctx", 0, "tokens of one request at most, prompt and answer (default: the model's, 8192 at most)")
+	f.IntVar(&e.contextLen, "ctx", 0, "tokens of one request at most, prompt and answer (default: the model's, 4096 at most)")
 	f.IntVar(&e.kvCells, "kv-cells", 0, "tokens of all running requests together (default: 4 times --ctx)")
 	f.IntVar(&e.chunk, "chunk", 128, "prompt tokens a chunk; must be equal on both sides")
 	f.IntVar(&e.maxRunning, "max-running", 8, "requests computed at a time")
@@ -104,16 +104,17 @@ func (e *engineFlags) open(log *slog.Logger) (engine.Compute, error) {
 		if e.kvCells > 0 {
 			c.KVCells = e.kvCells
 		}
-		if e.name != "" {
-			c.ModelName = e.name
-		}
 		return sim.Open(c)
 	case "llamacpp":
 		if err := e.locate(); err != nil {
 			return nil, err
 		}
+		cells := e.kvCells
+		if cells == 0 {
+			cells = 4 * max(e.contextLen, 4096)
+		}
 		return llamacpp.Open(llamacpp.Config{
-			LibDir: e.libDir, Model: e.model, ModelName: e.name, ContextLen: e.contextLen, KVCells: e.kvCells,
+			LibDir: e.libDir, Model: e.model, ContextLen: e.contextLen, KVCells: cells,
 			MaxSeqs: e.maxRunning, Threads: e.threadCount(), ChunkTokens: e.chunk, BatchRows: e.maxRunning, Log: log,
 		})
 	default:
@@ -192,9 +193,9 @@ func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer) ([
 	}
 	var ts []transfer.Transport
 	add := map[string]func(){
-		"shm": func() { ts = append(ts, shm.New(shm.Config{Dir: w.shmDir, Log: log})) },
+		"shm": func() { ts = append(ts, shm.New(shm.Config{Dir: w.shmDir})) },
 		"tcp": func() {
-			ts = append(ts, tcp.New(tcp.Config{Listen: dataListen, Advertise: w.dataAdvertise, Log: log}))
+			ts = append(ts, tcp.New(tcp.Config{Listen: dataListen, Advertise: w.dataAdvertise}))
 		},
 	}
 	switch w.transport {
@@ -234,7 +235,7 @@ func (w *workerFlags) config(eng engine.Compute, l net.Listener) worker.Config {
 		id = l.Addr().String()
 	}
 	return worker.Config{
-		ID: id, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison,
+		ID: id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison,
 		MaxQueue: w.maxQueue, MaxRunning: w.maxRunning, Timeouts: w.timeouts,
 		Session: session.Tuning{KeepaliveTime: w.keepaliveTime, KeepaliveTimeout: w.keepaliveMax},
 		MaxBody: int64(w.maxBodyMiB) << 20, AllowLocal: w.local, LocalOnly: w.monolithic, Version: version,

@@ -16,6 +16,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,6 +55,7 @@ func DefaultTimeouts() Timeouts {
 // Config is what both roles share.
 type Config struct {
 	ID         string         // host:port of the HTTP side, for people
+	ModelName  string         // name in the API; "": the engine's
 	Engine     engine.Compute // owned by the worker from New on
 	HTTP       net.Listener   // owned
 	Transports []transfer.Transport
@@ -70,7 +73,6 @@ type Config struct {
 	LocalOnly  bool // decode: no session, no pool (monolithic)
 	Version    string
 	Log        *slog.Logger
-	ServerInfo map[string]any       // additions to /server_info
 	Metrics    *prometheus.Registry // nil: a new one
 }
 
@@ -244,9 +246,13 @@ func connector(ts []transfer.Transport) func(context.Context, transfer.SessionID
 
 // serve starts the HTTP side.
 func (w *Worker) serve(role string) {
+	info := w.cfg.Engine.Info()
+	if w.cfg.ModelName != "" {
+		info.ModelName = w.cfg.ModelName
+	}
 	h := httpapi.New(httpapi.Config{
-		Role: role, Scheduler: w.Sched, Tokenizer: w.cfg.Engine.Tokenizer(), Info: w.cfg.Engine.Info(),
-		Extra: func() map[string]any { return w.cfg.ServerInfo }, Gatherer: w.Metrics, Registerer: w.Metrics,
+		Role: role, Scheduler: w.Sched, Tokenizer: w.cfg.Engine.Tokenizer(), Info: info,
+		Extra: w.accounting, Gatherer: w.Metrics, Registerer: w.Metrics,
 		DefaultTimeout: w.cfg.Timeouts.Request, MaxTimeout: w.cfg.Timeouts.Max, MaxBody: w.cfg.MaxBody,
 		AllowLocal: w.cfg.AllowLocal || w.cfg.LocalOnly, Log: w.cfg.Log, Version: w.cfg.Version,
 	})
@@ -285,4 +291,25 @@ func newEpoch() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return binary.LittleEndian.Uint64(b[:]) | 1
+}
+
+// accounting is what /server_info adds: everything that must return to the idle
+// baseline, counted at its source.
+func (w *Worker) accounting() map[string]any {
+	m := map[string]any{"goroutines": runtime.NumGoroutine()}
+	if fds, err := os.ReadDir("/proc/self/fd"); err == nil {
+		m["open_files"] = len(fds)
+	}
+	if w.Pool != nil {
+		m["pool"] = w.Pool.Stats()
+	}
+	if w.Registry != nil {
+		s := w.Registry.Stats()
+		rooms := 0
+		for _, n := range s.Live {
+			rooms += n
+		}
+		m["rooms"] = map[string]any{"live": rooms, "tombstones": s.Tombstones}
+	}
+	return m
 }

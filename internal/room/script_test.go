@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,7 +90,26 @@ type scriptWorld struct {
 	freed    bool     // the receiver's pages may be reused
 
 	reg *Registry
-	log bytes.Buffer
+	log lockedBuffer
+}
+
+// lockedBuffer is written by the deadline loop as well.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+// moveTo empties b into w.
+func (b *lockedBuffer) moveTo(w *bytes.Buffer) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, _ = b.buf.WriteTo(w)
 }
 
 func (w *scriptWorld) close() {
@@ -329,8 +349,7 @@ func scriptKey(word string) (k Key, err error) {
 // flush prints what was executed and logged since.
 func (w *scriptWorld) flush() {
 	synctest.Wait()
-	w.out.Write(w.log.Bytes())
-	w.log.Reset()
+	w.log.moveTo(&w.out)
 }
 
 // open ROOM[#GEN] [chunks=N] [deadline=D].

@@ -32,3 +32,25 @@ func (p *Pool) inspect(id PageID, next string) {
 		return
 	}
 }
+
+// CheckFree looks at every free page of a poisoned pool and returns how many were
+// written to since they became free; each is counted in Stats.PoisonHits, logged, and
+// poisoned again. 0 if the pool does not poison.
+func (p *Pool) CheckFree() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.cfg.Poison || p.mem == nil {
+		return 0
+	}
+	before := p.st.PoisonHits
+	for i := range p.cfg.Pages {
+		if id := PageID(i); p.free.has(id) {
+			n := p.st.PoisonHits
+			p.inspect(id, "none yet")
+			if p.st.PoisonHits != n {
+				p.poison(id)
+			}
+		}
+	}
+	return int(p.st.PoisonHits - before)
+}

@@ -140,7 +140,7 @@ type Target interface {
 type Peer interface {
 	// Post hands w over and never blocks on the peer. nil: w is the transport's until
 	// Done; an error: w is still the caller's and Done is never called. A full send
-	// queue is ErrBusy; OnIdle says when to try again.
+	// queue is ErrBusy: try again after the Done of any write of this Peer.
 	Post(w Write) error
 	// Kind as of the Transport.
 	Kind() string

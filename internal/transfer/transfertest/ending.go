@@ -94,7 +94,17 @@ func testPeerCloseStalled(t *testing.T, o Options) {
 	t.Cleanup(sync.OnceFunc(func() { close(gate) })) // runs before the rig's
 	p, s := r.dial()
 	g := r.allow(s, r.whole())
-	outs, _ := r.flood(p, g, 4, 1<<20)
+	var outs []*outcome
+	for i := range 4 {
+		out, err := r.offer(p, fmt.Sprintf("write %d", i), write(g, "x", transfer.Segment{Off: uint64(i) << 20, Src: r.random(1 << 20)}))
+		if errors.Is(err, transfer.ErrBusy) {
+			break // a short queue is full, nothing will settle to make room
+		}
+		if err != nil {
+			t.Fatalf("write %d: %v", i, err)
+		}
+		outs = append(outs, out)
+	}
 	r.within("waiting for the first landing", func() { <-entered })
 	r.within("Peer.Close", func() { _ = p.Close() })
 	r.wantSettled("after Peer.Close", outs)

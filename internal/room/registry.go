@@ -154,7 +154,8 @@ func (g *Registry) Open(key Key, deadline time.Time, chunks int, value any) (*Ro
 		r.rcv = NewReceiver(chunks)
 	}
 	r.word.Store(uint64(StateBootstrapping))
-	r.due = g.dueIn(r, StateBootstrapping, int64(now))
+	due := g.dueIn(r, StateBootstrapping, int64(now))
+	r.due = due // others may move it once the room is in the map
 
 	// Held across the insertion, so that whoever finds the room of an earlier abort
 	// waits until it has failed.
@@ -188,7 +189,7 @@ func (g *Registry) Open(key Key, deadline time.Time, chunks int, value any) (*Ro
 	if failed {
 		g.logFailed(r)
 	}
-	g.wakeFor(r.due)
+	g.wakeFor(due)
 	return r, nil
 }
 

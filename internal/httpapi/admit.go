@@ -123,7 +123,7 @@ func (s *server) deadline(r *http.Request, start time.Time) (time.Time, *openai.
 	return start.Add(time.Duration(ms) * time.Millisecond), nil
 }
 
-// readBody reads at most MaxBody bytes within BodyTimeout.
+// readBody reads at most MaxBody bytes. ServeHTTP has set the deadline for them.
 func (s *server) readBody(w *response, r *http.Request) ([]byte, *openai.Error) {
 	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
 		return nil, openai.NewError(http.StatusUnsupportedMediaType, openai.CodeInvalidBody, "Content-Encoding", "content encoding %q is not supported", clip(enc, 32))
@@ -133,14 +133,13 @@ func (s *server) readBody(w *response, r *http.Request) ([]byte, *openai.Error) 
 		w.Header().Set("Connection", "close") // nobody will read the rest
 		return nil, tooLarge
 	}
-	_ = w.ctl.SetReadDeadline(s.now().Add(s.BodyTimeout)) // recorders in tests have none
 	var buf bytes.Buffer
 	_, err := buf.ReadFrom(http.MaxBytesReader(w.ResponseWriter, r.Body, s.MaxBody))
-	// The deadline must go: net/http watches for the client's disconnect by reading on.
-	_ = w.ctl.SetReadDeadline(time.Time{})
 	var max *http.MaxBytesError
 	switch {
 	case err == nil:
+		// The deadline must go: net/http watches for the client's disconnect by reading on.
+		_ = w.ctl.SetReadDeadline(time.Time{})
 		return buf.Bytes(), nil
 	case errors.As(err, &max):
 		return nil, tooLarge

@@ -219,6 +219,11 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	// A client that does not read must not hold the handler for ever. Handlers that
 	// take longer by design move the deadline.
 	w.writeBy(w.start.Add(time.Minute))
+	// Nor one that does not send: net/http reads what a handler leaves of the body, so
+	// the deadline stays on unless the body has been read whole.
+	if r.ContentLength != 0 {
+		_ = w.ctl.SetReadDeadline(w.start.Add(s.BodyTimeout))
+	}
 	if e == nil {
 		e = h(w, r)
 	} else if rt.methods != nil {

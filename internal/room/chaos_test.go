@@ -53,6 +53,7 @@ type chaosRoom struct {
 
 	mu        sync.Mutex // rng and everything below
 	revoked   bool
+	closed    bool // the session is closed at the transport: writes begun from now on break
 	freed     bool
 	landed    []int
 	inFlight  int // writes that may store bytes
@@ -191,16 +192,17 @@ func (r *chaosRoom) openSender() {
 			}
 			r.mu.Lock()
 			r.inFlight++
+			late := r.closed
 			r.mu.Unlock()
 			<-time.After(r.ms(300))
-			r.write(room, i)
+			r.write(room, i, late)
 		}
 	})
 }
 
 // write stores chunk i unless it breaks, and settles.
-func (r *chaosRoom) write(room *Room, i int) {
-	broken := r.chance(40) || !r.session.alive() && r.chance(2)
+func (r *chaosRoom) write(room *Room, i int, broken bool) {
+	broken = broken || r.chance(40)
 	r.mu.Lock()
 	broken = broken || r.fences && r.revoked
 	if !broken && r.freed {
@@ -359,7 +361,7 @@ func (r *chaosRoom) fence() {
 	r.c.wg.Go(func() {
 		for {
 			r.mu.Lock()
-			r.revoked, r.fences = true, true // whoever was not inside by now is kept out
+			r.closed = true // whoever is inside may still store
 			left := r.inFlight
 			r.mu.Unlock()
 			if left == 0 {

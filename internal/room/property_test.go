@@ -15,7 +15,7 @@ type walk struct {
 	side      Side
 	at        machine
 	chunks    int
-	trail     []string
+	trail     []traced
 	begun     []int // writes allowed and not settled (sender)
 	applied   int   // chunks settled or landed without error
 	landed    int
@@ -24,6 +24,17 @@ type walk struct {
 	terminals int
 	forgets   int
 	frees     int
+}
+
+// traced is a step as it is printed when a promise was broken.
+type traced struct {
+	e  Event
+	to Node
+	fx Effects
+}
+
+func (s traced) String() string {
+	return fmt.Sprintf("\n%v %d %v -> %v %v", s.e.Kind, s.e.Chunk, s.e.Last, s.to, s.fx)
 }
 
 func newWalk(side Side, chunks int) *walk {
@@ -39,7 +50,7 @@ func (w *walk) step(e Event) error {
 	was := w.at
 	next, fx := was.step(e)
 	w.at = next
-	w.trail = append(w.trail, fmt.Sprintf("%v %d %v -> %v %v", e.Kind, e.Chunk, e.Last, next.Node(), fx))
+	w.trail = append(w.trail, traced{e, next.Node(), fx})
 	fail := func(format string, args ...any) error {
 		return fmt.Errorf("%v, %d chunks: "+format+"\n%v", append(append([]any{w.side, w.chunks}, args...), w.trail)...)
 	}

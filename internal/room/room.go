@@ -14,8 +14,31 @@
 //
 // Sender.Step and Receiver.Step are total functions (state, event) -> (state,
 // effects): no I/O, no clock, no goroutine, no randomness, no logger. Time
-// comes in as an event, everything that must happen goes out as effects. The
-// package imports nothing of Baton's.
+// comes in as an event, everything that must happen goes out as [Effects]. The
+// whole life of a room is the table in table.go, one row a case, each with its
+// reason; [SenderTable] and [ReceiverTable] hand it out. The package imports
+// nothing of Baton's.
+//
+// # Use
+//
+// A shell makes one [Registry] a side with an executor, opens a [Room] for
+// each request, gives it events with [Room.Apply], and waits for [Room.Done].
+// The executor sends, revokes and frees; it runs under the room's lock and
+// must not block. Events are applied one at a time, so an order of events is
+// all there is to an interleaving.
+//
+// # Who owns what
+//
+// The owner of a room is whoever opened it, and must end with [EvRelease]: a
+// room stays in the registry until it is terminal, drained, and released. Every
+// write that was allowed must settle, even in a room that has failed. Causes are
+// shared and never written to.
+//
+// # What is not promised
+//
+// A deadline ends a room; it does not drain one. A receiver whose grant was out
+// keeps its pages until the sender's ack or a fence, however long that takes.
+// The registry trusts its shell in one thing: that each write settles once.
 package room
 
 import (

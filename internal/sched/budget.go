@@ -58,8 +58,6 @@ func (l *line[T]) push(x T) {
 	l.items, l.overtook = append(l.items, x), append(l.overtook, 0)
 }
 
-func (l *line[T]) len() int { return len(l.items) }
-
 // next takes out the first item that fits and is not behind one that has been
 // overtaken too often.
 func (l *line[T]) next(fits func(T) bool) (x T, ok bool) {

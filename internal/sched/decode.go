@@ -46,11 +46,12 @@ type DecodeConfig struct {
 // # Why it cannot lock up
 //
 // A request gets the cells of its prompt and some to grow in before its room is
-// opened. A choice that needs more while none is free takes them from the youngest
-// resident choice, perhaps itself, which is swapped out to host memory. Swapped choices
-// return oldest first and before any new request. So the oldest choice always gets
-// its cells, every choice fits alone (checked at Submit), and whoever is resident
-// either steps, or waits for a transfer, which ends by the request's deadline.
+// opened. A choice that needs more while none is free takes them from a request whose
+// KV has not all arrived (its chunks stay in the room's pages and are imported again
+// later: a silent peer never stops a running stream), or else from the youngest
+// resident choice, perhaps itself, which is swapped out to host memory. Both return oldest
+// first and before any new request. So the oldest choice always gets its cells,
+// every choice fits alone (checked at Submit), and whoever is resident steps until its end.
 type Decode struct {
 	core
 	receivers                                         transfer.Receivers
@@ -59,8 +60,9 @@ type Decode struct {
 
 	// Owned by the loop goroutine.
 	prealloc line[*decodeJob]
-	imports  []landing    // chunks that have landed, in order of arrival
-	local    []*decodeJob // prompts computed here, in turn: the head is next
+	loading  []*decodeJob // hold cells, their KV is arriving, in turn: the head is next
+	local    []*decodeJob // hold cells, their KV is computed here, in turn
+	evicted  []*decodeJob // were in loading or local and gave their cells back, oldest first
 	resident []*row       // complete KV in the engine, oldest first
 	swapped  []*row       // in host memory, oldest first
 }
@@ -75,18 +77,15 @@ type decodeJob struct {
 	reserved chan struct{} // closed by the loop: cells and sequences are held
 	loaded   chan struct{} // closed by the loop: the KV is complete, the room's memory is not needed
 
-	rows     []*row
-	sharers  int  // resident rows that share the prompt's cells, which are held while > 0
+	rows    []*row
+	sharers int // resident rows that share the prompt's cells, which are held while > 0
+	// landed is the memory of the chunks that have landed, in order. Valid until the
+	// driver releases the room, which is after over or loaded.
+	landed   [][][]byte
 	imported int  // chunks in rows[0].seq, by import or computed here
 	arrived  bool // the room has succeeded
+	denied   int  // how often the engine refused a chunk for want of cells while nobody ran
 	open     int  // rows without Finish
-}
-
-// landing is one chunk to import.
-type landing struct {
-	j     *decodeJob
-	chunk int
-	parts [][]byte // valid until the driver releases the room, which is after over or loaded
 }
 
 func (j *decodeJob) chunks() int { return len(j.bounds) - 1 }
@@ -245,9 +244,9 @@ func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 			switch {
 			case !ok:
 				landed = nil // done says the rest
-			case i < j.chunks(): // a prompt of one token has an empty chunk
+			case i < j.chunks(): // in order; a prompt of one token has an empty chunk
 				parts := recv.Chunk(i)
-				d.loop.post(func() { d.imports = append(d.imports, landing{j, i, parts}) })
+				d.loop.post(func() { j.landed = append(j.landed, parts) })
 			}
 		case <-done:
 			if err := recv.Err(); err != nil {

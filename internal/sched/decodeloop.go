@@ -77,28 +77,27 @@ func (d *Decode) turn() bool {
 	return d.step() || worked
 }
 
-// admitWaiting reserves cells and sequences for those that fit. While anybody is
-// swapped out nobody new comes in.
+// admitWaiting reserves cells and sequences for those that fit. While anybody waits to
+// come back nobody new comes in.
 func (d *Decode) admitWaiting() bool {
 	worked := false
-	for len(d.swapped) == 0 {
-		j, ok := d.prealloc.next(func(j *decodeJob) bool {
-			return !j.dead() && d.budget.fits(j.promptCells()+j.req.N*d.firstCap(j), j.req.N)
-		})
+	for len(d.swapped) == 0 && len(d.evicted) == 0 {
+		j, ok := d.prealloc.next(func(j *decodeJob) bool { return !j.dead() && d.fits(j) })
 		if !ok {
 			return worked
 		}
 		worked = true
-		d.reserve(j)
 		if j.req.Bootstrap == nil {
 			j.enter(phaseLocal)
-			d.local = append(d.local, j)
-			if j.chunks() == 0 {
-				d.load(j)
-			}
 		}
+		d.reserve(j)
+		close(j.reserved)
 	}
 	return worked
+}
+
+func (d *Decode) fits(j *decodeJob) bool {
+	return d.budget.fits(j.promptCells()+j.req.N*d.firstCap(j), j.req.N)
 }
 
 // firstCap is what each choice gets to grow in; at least 1, as fit has checked.
@@ -106,6 +105,7 @@ func (d *Decode) firstCap(j *decodeJob) int {
 	return min(j.limit, d.growReserve, (d.info.KVCells-j.promptCells())/j.req.N)
 }
 
+// reserve gives j cells and sequences; it fits. From now on its KV comes in.
 func (d *Decode) reserve(j *decodeJob) {
 	growth := d.firstCap(j)
 	d.budget.take(j.promptCells() + j.req.N*growth)
@@ -116,7 +116,13 @@ func (d *Decode) reserve(j *decodeJob) {
 			last: j.req.Prompt[len(j.req.Prompt)-1], pos: j.promptCells(), out: newOutput(j.req.Stop, j.limit),
 		})
 	}
-	close(j.reserved)
+	if j.req.Bootstrap == nil {
+		d.local = append(d.local, j)
+		j.arrived = true
+	} else {
+		d.loading = append(d.loading, j)
+	}
+	d.loadIfComplete(j)
 }
 
 // vacate drops a row's KV and reservation.
@@ -143,8 +149,7 @@ func (d *Decode) release(j *decodeJob) {
 	}
 	j.released = true
 	d.prealloc.remove(j)
-	d.local = without(d.local, j)
-	d.imports = slices.DeleteFunc(d.imports, func(l landing) bool { return l.j == j })
+	d.loading, d.local, d.evicted = without(d.loading, j), without(d.local, j), without(d.evicted, j)
 	ofJ := func(r *row) bool { return r.j == j }
 	d.resident = slices.DeleteFunc(d.resident, ofJ)
 	d.swapped = slices.DeleteFunc(d.swapped, ofJ)
@@ -156,35 +161,53 @@ func (d *Decode) release(j *decodeJob) {
 			r.sampler = nil
 		}
 	}
+	j.landed = nil
 	d.publish()
 	close(j.over)
 }
 
-// importSome brings a few landed chunks into the engine, so that the running
-// streams keep their pace.
+// importSome brings a few landed chunks into the engine, in turn over the requests,
+// so that the running streams keep their pace.
 func (d *Decode) importSome() bool {
 	n := 0
-	for ; n < d.importsPerStep && len(d.imports) > 0; n++ {
-		l := d.imports[0]
-		d.imports = d.imports[1:]
-		if l.j.dead() {
-			continue
+	for ; n < d.importsPerStep; n++ {
+		i := slices.IndexFunc(d.loading, func(j *decodeJob) bool { return !j.dead() && j.imported < len(j.landed) })
+		if i < 0 {
+			break
 		}
+		j := d.loading[i]
+		d.loading = append(slices.Delete(d.loading, i, i+1), j)
 		began := time.Now()
-		err := d.eng.Import(l.j.rows[0].seq, l.j.bounds[l.chunk], l.j.bounds[l.chunk+1], l.parts)
+		err := d.eng.Import(j.rows[0].seq, j.bounds[j.imported], j.bounds[j.imported+1], j.landed[j.imported])
 		if err != nil {
-			c := engineCause("import of a chunk", err)
-			if errors.Is(err, engine.ErrBadChunk) {
-				c.Code = room.CodeTransferFailed
-			}
-			l.j.fail(c)
+			d.loadFailed(j, "import of a chunk", err)
 			continue
 		}
 		since(d.met.importTime, began)
-		l.j.imported++
-		d.loadIfComplete(l.j)
+		j.imported++
+		d.loadIfComplete(j)
 	}
 	return n > 0
+}
+
+// maxDenied is how often an engine may refuse a chunk for want of cells while nobody runs.
+const maxDenied = 64
+
+// loadFailed deals with an engine that did not take a chunk. For want of cells (our
+// account says otherwise) it is tried again at the next turn: those who run will free
+// some. If nobody runs, a few tries must do.
+func (d *Decode) loadFailed(j *decodeJob, act string, err error) {
+	if len(d.resident) == 0 {
+		j.denied++
+	}
+	if errors.Is(err, engine.ErrNoCells) && j.denied <= maxDenied {
+		return
+	}
+	c := engineCause(act, err)
+	if errors.Is(err, engine.ErrBadChunk) {
+		c.Code = room.CodeTransferFailed
+	}
+	j.fail(c)
 }
 
 // arrive notes that the room has succeeded.
@@ -194,7 +217,7 @@ func (d *Decode) arrive(j *decodeJob) {
 }
 
 func (d *Decode) loadIfComplete(j *decodeJob) {
-	if !j.released && !j.dead() && j.arrived && j.imported == j.chunks() {
+	if !j.released && !j.dead() && len(j.rows) > 0 && j.arrived && j.imported == j.chunks() {
 		d.load(j)
 	}
 }
@@ -214,21 +237,20 @@ func (d *Decode) computeLocal() bool {
 	})
 	if err != nil {
 		if !errors.Is(err, engine.ErrInterrupted) || !j.dead() {
-			j.fail(engineCause("prefill of a chunk", err))
+			d.loadFailed(j, "prefill of a chunk", err)
 		}
 		return true
 	}
 	since(d.met.chunk, began)
 	d.local = append(d.local[1:], j)
-	if j.imported++; j.imported == j.chunks() {
-		d.load(j)
-	}
+	j.imported++
+	d.loadIfComplete(j)
 	return true
 }
 
 // load makes the choices of a job whose prompt is in the engine resident.
 func (d *Decode) load(j *decodeJob) {
-	d.local = without(d.local, j)
+	d.loading, d.local = without(d.loading, j), without(d.local, j)
 	for i, r := range j.rows {
 		if i > 0 {
 			if err := d.eng.CopySeq(j.rows[0].seq, r.seq); err != nil {
@@ -246,6 +268,7 @@ func (d *Decode) load(j *decodeJob) {
 		}
 		r.sampler = smp
 	}
+	j.landed = nil
 	for _, r := range j.rows {
 		d.resident = insertByAge(d.resident, r)
 	}

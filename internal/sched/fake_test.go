@@ -19,6 +19,7 @@ type fakeHubs struct {
 	staged   int           // staging chunks out
 	landing  int           // receivers not released
 	openErr  error         // of either Open
+	bufErr   error         // of Buffer
 	noGrant  bool          // receivers never grant
 	hold     bool          // chunks do not land until flow is called
 	corrupt  func(key room.Key, i int, b []byte)
@@ -151,6 +152,10 @@ func (s *fakeSending) Buffer(ctx context.Context, i int) ([][]byte, error) {
 		if s.state.Terminal() {
 			defer h.mu.Unlock()
 			return nil, s.cause
+		}
+		if h.bufErr != nil {
+			defer h.mu.Unlock()
+			return nil, h.bufErr
 		}
 		if h.staged < h.staging {
 			h.staged++

@@ -24,7 +24,7 @@ type loop struct {
 	inbox  []func()           // guarded by mu
 	forWho []*life            // requests of the running engine call, guarded by mu
 	cancel context.CancelFunc // of the running engine call, guarded by mu
-	since  time.Time          // start of the running engine call; zero: none; guarded by mu
+	since  time.Time          // start of the current turn; zero: asleep; guarded by mu
 	quit   bool               // guarded by mu
 	dead   *room.Cause        // why the goroutine died; guarded by mu
 }
@@ -74,14 +74,14 @@ func allDead(ls []*life) bool {
 func (l *loop) call(who []*life, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	l.mu.Lock()
-	l.forWho, l.cancel, l.since = who, cancel, time.Now()
+	l.forWho, l.cancel = who, cancel
 	if allDead(who) {
 		cancel()
 	}
 	l.mu.Unlock()
 	defer func() {
 		l.mu.Lock()
-		l.forWho, l.cancel, l.since = nil, nil, time.Time{}
+		l.forWho, l.cancel = nil, nil
 		l.mu.Unlock()
 		cancel()
 	}()
@@ -113,7 +113,7 @@ func (l *loop) run(turn func() bool, idle func(), died func(c *room.Cause, stack
 	for {
 		l.mu.Lock()
 		todo, quit := l.inbox, l.quit
-		l.inbox = nil
+		l.inbox, l.since = nil, time.Now()
 		l.mu.Unlock()
 		if quit {
 			return
@@ -125,11 +125,14 @@ func (l *loop) run(turn func() bool, idle func(), died func(c *room.Cause, stack
 			continue
 		}
 		idle()
+		l.mu.Lock()
+		l.since = time.Time{}
+		l.mu.Unlock()
 		<-l.wake
 	}
 }
 
-// healthy is nil while the loop lives and no engine call runs longer than limit.
+// healthy is nil while the loop lives and no turn of it takes longer than limit.
 func (l *loop) healthy(limit time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +140,7 @@ func (l *loop) healthy(limit time.Duration) error {
 		return l.dead
 	}
 	if !l.since.IsZero() && time.Since(l.since) > limit {
-		return &room.Cause{Code: room.CodeEngine, Detail: fmt.Sprintf("an engine call has been running for %s", time.Since(l.since).Round(time.Millisecond))}
+		return &room.Cause{Code: room.CodeEngine, Detail: fmt.Sprintf("the engine has been busy with one call for %s", time.Since(l.since).Round(time.Millisecond))}
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func newMetrics(reg prometheus.Registerer, side room.Side, c *census) *metrics {
 			Help: "Requests that ended, by outcome (success, cancelled, error) and cause."}, []string{"outcome", "cause"}),
 		prompt:     counter("prompt_tokens_total", "Prompt tokens of requests that ended well."),
 		generated:  counter("generation_tokens_total", "Tokens generated."),
-		preempted:  counter("preemptions_total", "Choices swapped out to host memory because KV cells ran out."),
+		preempted:  counter("preemptions_total", "Choices swapped out, and requests still loading that stepped back, because KV cells ran out."),
 		ttft:       hist("time_to_first_token_seconds", "From submission to the first token.", secondBuckets),
 		itl:        hist("inter_token_latency_seconds", "Between two tokens of a choice.", secondBuckets),
 		e2e:        hist("e2e_request_latency_seconds", "From submission to the end, requests that ended well.", secondBuckets),

@@ -33,25 +33,31 @@ func (in *interrupt) address() uintptr { return uintptr(unsafe.Pointer(&in.page[
 
 // arm lets the end of ctx stop the computation that follows, until disarm.
 func (in *interrupt) arm(ctx context.Context) (stop func() bool) {
-	in.mu.Lock()
-	in.gen++
-	gen := in.gen
-	in.mu.Unlock()
-	return context.AfterFunc(ctx, func() {
-		in.mu.Lock()
-		defer in.mu.Unlock()
-		if in.gen == gen {
-			in.word.Store(1) // bytes 01 00 00 00: a string of length 1
-		}
-	})
+	gen := in.next()
+	return context.AfterFunc(ctx, func() { in.fire(gen) })
 }
 
 func (in *interrupt) disarm(stop func() bool) {
 	stop()
+	in.next()
+}
+
+// next ends a computation, and lets the one begin whose number it gives.
+func (in *interrupt) next() uint64 {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.gen++
 	in.word.Store(0)
+	return in.gen
+}
+
+// fire stops computation gen, if it is the present one.
+func (in *interrupt) fire(gen uint64) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.gen == gen {
+		in.word.Store(1) // bytes 01 00 00 00: a string of length 1
+	}
 }
 
 // free unmaps the page; the library must have forgotten it.

@@ -28,7 +28,7 @@ func checkHead(h *gguf.Head, path string) error {
 		return refuse("names no architecture")
 	}
 	if t := h.Str("general.type"); t != "" && t != "model" {
-		return refuse("holds a %s, not a model", t)
+		return refuse("holds what it calls %q, not a model", t)
 	}
 	if n, ok := h.Uint("split.count"); ok && n > 1 {
 		return refuse("is one of %d parts; merge them into one file (llama-gguf-split --merge)", n)

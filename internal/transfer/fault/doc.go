@@ -38,14 +38,16 @@
 //	                                      completion or the notification is lost
 //	error    post, done, dial             fails, also error="text"; errors.Is ErrInjected
 //	busy     post                         Post answers transfer.ErrBusy
-//	unfenced revoke                       Revoke says false although it fences
+//	unfenced revoke                       Revoke says false although it fences; Revoked
+//	                                      follows with until= or for=, else never
 //
 // # Endings
 //
 // "For ever" ends with the connection: what is held or lost when the peer goes down
 // completes with its error, and Close settles everything with transfer.ErrClosed. A held
 // Landed blocks the transport's goroutine, as a Sink that hangs would; it is let go
-// when the target closes, and so is a held Fenced.
+// when the target closes, and so is a held Fenced. A held Revoked is never told once
+// its session is fenced.
 //
 // # Gates
 //

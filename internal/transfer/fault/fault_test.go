@@ -41,9 +41,12 @@ func TestWrapWithoutRules(t *testing.T) {
 
 // sink sends what it hears to channels that are large enough for every test.
 type sink struct {
-	landed chan string
-	fenced chan transfer.SessionID
+	landed  chan string
+	fenced  chan transfer.SessionID
+	revoked chan transfer.GrantID
 }
+
+func (s *sink) Revoked(g transfer.GrantID) { s.revoked <- g }
 
 func (s *sink) Landed(_ transfer.GrantID, b []byte) { s.landed <- string(b) }
 func (s *sink) Fenced(id transfer.SessionID)        { s.fenced <- id }
@@ -69,7 +72,7 @@ func open(t *testing.T, text string, opts ...mem.Option) *pair {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &pair{t: t, rules: rules, mem: make([]byte, 64), sink: &sink{make(chan string, 64), make(chan transfer.SessionID, 64)}}
+	p := &pair{t: t, rules: rules, mem: make([]byte, 64), sink: &sink{make(chan string, 64), make(chan transfer.SessionID, 64), make(chan transfer.GrantID, 64)}}
 	p.tr = fault.Wrap(mem.New(mem.NewRegistry(), opts...), rules)
 	if p.target, err = p.tr.Listen(transfer.Memory{Bytes: p.mem, FD: -1}, p.sink); err != nil {
 		t.Fatal(err)
@@ -408,6 +411,28 @@ func TestRevoke(t *testing.T) {
 	if err := get(t, "completion", p.must(7, 0, 1)); !errors.Is(err, transfer.ErrGrant) {
 		t.Errorf("write after the revoke: %v", err)
 	}
+	p.close()
+	idle(t, "revoked without a time", p.sink.revoked)
+}
+
+// TestRevokedLater plays a draining transport: first not fenced, then told.
+func TestRevokedLater(t *testing.T) {
+	p := open(t, "revoke room=7 unfenced until=drained\nrevoke room=8 unfenced until=late")
+	if p.target.Revoke(1) || p.target.Revoke(2) {
+		t.Error("fenced at once")
+	}
+	get(t, "the hold", p.rules.Waiting("drained"))
+	idle(t, "revoked while held", p.sink.revoked)
+	p.rules.Release("drained")
+	if g := get(t, "Revoked", p.sink.revoked); g != 1 {
+		t.Errorf("revoked grant %d", g)
+	}
+	get(t, "the other hold", p.rules.Waiting("late"))
+	p.target.CloseSession(session)
+	get(t, "Fenced", p.sink.fenced)
+	p.rules.Release("late")
+	p.close() // waits for what was held
+	idle(t, "revoked after Fenced", p.sink.revoked)
 }
 
 func TestDial(t *testing.T) {

@@ -243,7 +243,7 @@ func (u *rule) action(w word) error {
 
 // check looks at the rule as a whole.
 func (u *rule) check(seen map[string]bool) error {
-	holds := u.act == actStall || u.act == actHold || u.act == actHalfway
+	holds := u.act == actStall || u.act == actHold || u.act == actHalfway || u.act == actUnfenced
 	switch {
 	case u.act == "":
 		return fmt.Errorf("%s has no action, want one of %v", u.op, actionsOf[u.op])

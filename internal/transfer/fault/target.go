@@ -18,7 +18,7 @@ type target struct {
 	mu     sync.Mutex
 	keys   map[transfer.GrantID]transfer.Grant // to find the room of a landing
 	closed bool
-	wg     sync.WaitGroup // held Fenced calls; Add under mu and only while not closed
+	wg     sync.WaitGroup // held Fenced and Revoked calls; Add under mu and only while not closed
 }
 
 func newTarget(kind string, r *Rules, sink transfer.Sink) *target {
@@ -61,9 +61,36 @@ func (t *target) Revoke(id transfer.GrantID) bool {
 	v := t.rules.decide(opRevoke, t.kind, t.key(id))
 	fenced := t.Target.Revoke(id)
 	t.mu.Lock()
+	defer t.mu.Unlock()
+	if fenced && v.action() == actUnfenced {
+		// The entry stays until the news is told or the session's end makes it void.
+		if (v.rule.gate != "" || v.rule.hold > 0) && !t.closed {
+			t.wg.Go(func() {
+				if t.rules.wait(v.rule, t.stop, nil) && t.take(id) {
+					t.Revoked(id)
+				}
+			})
+		}
+		return false
+	}
 	delete(t.keys, id)
-	t.mu.Unlock()
-	return fenced && v.action() != actUnfenced
+	return fenced
+}
+
+// take removes a grant's entry and reports whether there was one.
+func (t *target) take(id transfer.GrantID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ok := t.keys[id]
+	delete(t.keys, id)
+	return ok
+}
+
+// Revoked passes on what a draining transport says, if the real Sink wants to hear it.
+func (t *target) Revoked(id transfer.GrantID) {
+	if s, ok := t.sink.(transfer.RevokeSink); ok {
+		s.Revoked(id)
+	}
 }
 
 // CloseSession forgets the session's grants.

@@ -209,6 +209,13 @@ func (s *meteredSink) Fenced(id transfer.SessionID) {
 	s.Sink.Fenced(id)
 }
 
+// Revoked passes on, if the real Sink wants to hear it.
+func (s *meteredSink) Revoked(g transfer.GrantID) {
+	if r, ok := s.Sink.(transfer.RevokeSink); ok {
+		r.Revoked(g)
+	}
+}
+
 type target struct {
 	transfer.Target
 	k *kindMeter

@@ -151,18 +151,19 @@ func testWriterKilled(t *testing.T, o Options) {
 }
 
 // testWriterStoppedRevoke: a stopped writer cannot hold Revoke, and when it runs on its
-// write goes nowhere, or Revoke has said that it is not fenced.
+// write goes nowhere, or Revoke has said that it is not fenced and Revoked comes first.
 func testWriterStoppedRevoke(t *testing.T, o Options) {
 	r := newRig(t, o, processBytes+4096, nil)
 	w, g := r.startWriter(processBytes)
 	w.stop()
-	var fenced bool
-	r.within("Revoke with a stopped writer", func() { fenced = r.target.Revoke(g.ID) })
-	if o.Caps.Fences && !fenced {
-		t.Error("Revoke of a fencing transport is not fenced")
-	}
+	fenced := r.revoke(g.ID)
 	after := r.snapshot()
 	r.stillWorks()
+	r.sink.mu.Lock()
+	if n := r.sink.revoked[g.ID]; n != 0 {
+		t.Errorf("Revoked called %d times while the writer is inside", n)
+	}
+	r.sink.mu.Unlock()
 	if n := r.sink.fencedOf(g.Session); n != 0 {
 		t.Errorf("Fenced called %d times for a session that is open", n)
 	}
@@ -170,9 +171,12 @@ func testWriterStoppedRevoke(t *testing.T, o Options) {
 	if l := w.line(); !strings.HasPrefix(l, "refused:") {
 		t.Errorf("writer: %s, want its writes refused", l)
 	}
-	if fenced {
-		r.same("after the stopped writer ran on", after)
+	if !fenced {
+		r.awaitRevoked(g.ID)
+		after = r.snapshot()
+		r.stillWorks()
 	}
+	r.same("after the stopped writer ran on", after)
 	w.end()
 	r.awaitFenced(g.Session)
 }

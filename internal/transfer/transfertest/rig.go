@@ -32,6 +32,7 @@ type sink struct {
 	mu      sync.Mutex
 	landed  []landing
 	fenced  map[transfer.SessionID]int
+	revoked map[transfer.GrantID]int
 	changed chan struct{} // closed and replaced on every change
 }
 
@@ -43,6 +44,9 @@ func (s *sink) Landed(g transfer.GrantID, notify []byte) {
 }
 
 func (s *sink) Fenced(id transfer.SessionID) { s.change(func() { s.fenced[id]++ }) }
+
+// Revoked makes the sink a transfer.RevokeSink.
+func (s *sink) Revoked(g transfer.GrantID) { s.change(func() { s.revoked[g]++ }) }
 
 func (s *sink) change(f func()) {
 	s.mu.Lock()
@@ -143,8 +147,9 @@ type rig struct {
 	outcomes []*outcome
 	peers    []transfer.Peer
 	sessions []transfer.SessionID
-	last     uint64        // grants and sessions
-	tick     chan struct{} // closed and replaced on every Done
+	fenced   map[transfer.GrantID]bool // Revoke has returned true
+	last     uint64                    // grants and sessions
+	tick     chan struct{}             // closed and replaced on every Done
 
 	targetGone bool // the test has closed the target
 }
@@ -161,8 +166,8 @@ func newRig(t *testing.T, o Options, n int, gate func(transfer.GrantID, []byte))
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
 	r := &rig{
-		t: t, o: o, rng: rand.New(rand.NewPCG(seed, 1)), bytes: rand.NewChaCha8(key), last: seed >> 16, tick: make(chan struct{}),
-		sink: &sink{gate: gate, fenced: make(map[transfer.SessionID]int), changed: make(chan struct{})},
+		t: t, o: o, rng: rand.New(rand.NewPCG(seed, 1)), bytes: rand.NewChaCha8(key), last: seed >> 16, tick: make(chan struct{}), fenced: make(map[transfer.GrantID]bool),
+		sink: &sink{gate: gate, fenced: make(map[transfer.SessionID]int), revoked: make(map[transfer.GrantID]int), changed: make(chan struct{})},
 	}
 	m := r.memory(n)
 	r.mem = m.Bytes
@@ -244,6 +249,11 @@ func (r *rig) close() {
 			r.t.Errorf("%s: Done called %d times", o.name, n)
 		}
 	}
+	for g, n := range r.sink.revoked { // also for grants that CloseSession revoked
+		if n > 1 || r.o.Caps.Fences || r.fenced[g] {
+			r.t.Errorf("grant %d: Revoked called %d times, fenced at once: %v", g, n, r.fenced[g])
+		}
+	}
 	for _, s := range r.sessions {
 		n := r.sink.fencedOf(s)
 		if n > 1 || n == 0 && (r.o.Caps.Fences || !r.targetGone) {
@@ -264,6 +274,25 @@ func (r *rig) closeTarget() {
 func (r *rig) awaitFenced(s transfer.SessionID) {
 	r.t.Helper()
 	r.sink.await(r.t, fmt.Sprintf("Fenced of session %d", s), func() bool { return r.sink.fenced[s] > 0 })
+}
+
+// revoke revokes g and returns whether it was fenced at once. A fencing transport must say so.
+func (r *rig) revoke(g transfer.GrantID) (fenced bool) {
+	r.t.Helper()
+	r.within("Revoke", func() { fenced = r.target.Revoke(g) })
+	if r.o.Caps.Fences && !fenced {
+		r.t.Error("Revoke of a fencing transport is not fenced")
+	}
+	if fenced {
+		r.fenced[g] = true
+	}
+	return fenced
+}
+
+// awaitRevoked waits for the word that a live writer has left grant g.
+func (r *rig) awaitRevoked(g transfer.GrantID) {
+	r.t.Helper()
+	r.sink.await(r.t, fmt.Sprintf("Revoked of grant %d", g), func() bool { return r.sink.revoked[g] > 0 })
 }
 
 func (r *rig) next() uint64 {

@@ -29,7 +29,7 @@ func socketDir(t testing.TB) string {
 }
 
 func TestConformance(t *testing.T) {
-	for name, queue := range map[string]int{"default": 0, "small queue": 3} {
+	for name, queue := range map[string]int{"default": 0, "small queue": 8} {
 		t.Run(name, func(t *testing.T) {
 			transfertest.Run(t, transfertest.Options{
 				New: func(t *testing.T) (transfer.Transport, transfer.Transport) {

@@ -70,6 +70,7 @@ type grant struct {
 	transfer.Grant // Spans sorted
 	sess           *session
 	slots          map[*conn]int // where it is live, or its writer is still inside
+	asked          bool          // Revoke has returned false: Revoked is due
 }
 
 func newTarget(tr *Transport, ln *net.UnixListener, path string, mem transfer.Memory, sink transfer.Sink) (*target, error) {
@@ -224,7 +225,11 @@ func (t *target) Revoke(id transfer.GrantID) bool {
 	if g := t.grants[id]; g != nil {
 		t.revoke(g)
 	}
-	return t.draining[id] == nil
+	if g := t.draining[id]; g != nil {
+		g.asked = true
+		return false
+	}
+	return true
 }
 
 // revoke ends g; it is draining afterwards if a writer is inside. Under mu.
@@ -259,8 +264,9 @@ func (t *target) left(c *conn, id transfer.GrantID) error {
 	if quiet {
 		delete(t.draining, id)
 	}
+	due := quiet && g.asked
 	t.mu.Unlock()
-	if quiet {
+	if due {
 		t.revoked(id)
 	}
 	return nil
@@ -334,7 +340,9 @@ func (t *target) leave(c *conn, gone bool) {
 		// then the grant counts as draining.
 		if len(g.slots) == 0 && len(s.conns) > 0 {
 			delete(t.draining, id)
-			quiet = append(quiet, id)
+			if g.asked {
+				quiet = append(quiet, id)
+			}
 		}
 	}
 	if len(s.conns) == 0 && !s.ended {

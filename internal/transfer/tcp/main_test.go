@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 func TestConformance(t *testing.T) {
 	for name, c := range map[string]Config{
 		"default":              {Handshake: 500 * time.Millisecond},
-		"small frames, queues": {Handshake: 500 * time.Millisecond, FrameBytes: 4096, Queue: 3},
+		"small frames, queues": {Handshake: 500 * time.Millisecond, FrameBytes: 4096, Queue: 8},
 	} {
 		t.Run(name, func(t *testing.T) {
 			transfertest.Run(t, transfertest.Options{

@@ -1,0 +1,216 @@
+package shm
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// count is the process's goroutines and open files.
+func count(t testing.TB) (goroutines, files int) {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runtime.NumGoroutine(), len(fds)
+}
+
+// mapped counts the mappings of memfds in this process.
+func mapped(t testing.TB) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), "/memfd:")
+}
+
+// backTo waits until goroutines, files and mappings are what they were.
+func backTo(t *testing.T, goroutines, files, maps int) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(patience)
+	for {
+		g, f := count(t)
+		m := mapped(t)
+		if g <= goroutines && f <= files && m <= maps {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			t.Fatalf("%d goroutines, %d files, %d mappings; were %d, %d, %d", g, f, m, goroutines, files, maps)
+		}
+	}
+}
+
+func TestSoakReturnsToBaseline(t *testing.T) {
+	const (
+		writers = 4
+		each    = 2500
+		page    = 4096
+	)
+	src := make([]byte, 3*page)
+	listen(t, Config{}, 64) // the poller's own files exist before the baseline is taken
+	goroutines, files := count(t)
+	maps := mapped(t)
+	t.Run("soak", func(t *testing.T) {
+		p := listen(t, Config{Queue: 32}, writers*8*page)
+		peer := p.dial(t)
+		var wg sync.WaitGroup
+		for w := range writers {
+			wg.Go(func() {
+				base := uint64(w * 8 * page)
+				free := make(chan struct{}, 16)
+				for i := range each {
+					id := transfer.GrantID(w*each + i + 1)
+					if err := p.tgt.Allow(transfer.Grant{ID: id, Key: testKey, Session: 1, Spans: []transfer.Span{{Off: base, Len: 8 * page}}}); err != nil {
+						t.Errorf("allow: %v", err)
+						return
+					}
+					free <- struct{}{}
+					wr := transfer.Write{Grant: id, Key: testKey, Notify: []byte("n"), Segments: []transfer.Segment{
+						{Off: base, Src: src[:1+i%page]}, {Off: base + page, Src: src[:i%len(src)]}}}
+					wr.Done = func(err error) {
+						if err != nil {
+							t.Errorf("write: %v", err)
+						}
+						if !p.tgt.Revoke(id) {
+							t.Errorf("grant %d: not fenced after its only write", id)
+						}
+						<-free
+					}
+					for {
+						err := peer.Post(wr)
+						if err == nil {
+							break
+						}
+						if !errors.Is(err, transfer.ErrBusy) {
+							t.Errorf("post: %v", err)
+							return
+						}
+						runtime.Gosched()
+					}
+				}
+				for range cap(free) {
+					free <- struct{}{}
+				}
+			})
+		}
+		wg.Wait()
+		if got := len(p.sink.landed); got != writers*each {
+			t.Fatalf("%d notifications, want %d", got, writers*each)
+		}
+		tg := p.tgt.(*target)
+		tg.mu.Lock()
+		defer tg.mu.Unlock()
+		if len(tg.grants)+len(tg.draining) != 0 {
+			t.Fatalf("%d grants, %d draining left", len(tg.grants), len(tg.draining))
+		}
+		for c := range tg.sessions[1].conns {
+			if c.table.used != [slots]bool{} || len(c.table.arena.holes) != 1 {
+				t.Fatal("the grant table is not empty")
+			}
+		}
+	})
+	backTo(t, goroutines, files, maps)
+}
+
+func TestConnectionsLeaveNothingBehind(t *testing.T) {
+	p := listen(t, Config{}, 4096)
+	p.dial(t)
+	goroutines, files := count(t)
+	maps := mapped(t)
+	for i := range 200 {
+		s := transfer.SessionID(i + 10)
+		if err := p.tgt.OpenSession(s); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.tgt.Allow(transfer.Grant{ID: transfer.GrantID(i + 1), Key: testKey, Session: s}); err != nil {
+			t.Fatal(err)
+		}
+		peer, err := p.tr.Dial(t.Context(), p.tgt.Descriptor(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%2 == 0 {
+			_ = peer.Close()
+			recv(t, p.sink.fenced, "fence")
+			p.tgt.CloseSession(s)
+		} else {
+			p.tgt.CloseSession(s)
+			recv(t, p.sink.fenced, "fence")
+			_ = peer.Close()
+		}
+	}
+	backTo(t, goroutines, files, maps)
+	tg := p.tgt.(*target)
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	if len(tg.sessions) != 1 || len(tg.live) != 1 || len(tg.greeting)+len(tg.grants)+len(tg.draining) != 0 {
+		t.Fatalf("left: %d sessions, %d live, %d greeting, %d grants, %d draining", len(tg.sessions), len(tg.live), len(tg.greeting), len(tg.grants), len(tg.draining))
+	}
+}
+
+// One write of many blocks, again and again: neither side may allocate per block.
+func TestSteadyStateDoesNotAllocate(t *testing.T) {
+	const blocks, block = 512, 4096
+	p := listen(t, Config{}, blocks*block)
+	p.allow(t, 1, transfer.Span{Off: 0, Len: blocks * block})
+	peer := p.dial(t)
+	src := make([]byte, block)
+	segs := make([]transfer.Segment, blocks)
+	for i := range segs {
+		segs[i] = transfer.Segment{Off: uint64(i * block), Src: src}
+	}
+	done := make(chan error, 1)
+	w := transfer.Write{Grant: 1, Key: testKey, Segments: segs, Done: func(err error) { done <- err }}
+	round := func() {
+		if err := peer.Post(w); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	round()
+	if n := testing.AllocsPerRun(50, round); n > 8 {
+		t.Fatalf("%v allocations for a write of %d blocks", n, blocks)
+	}
+}
+
+func BenchmarkWrite(b *testing.B) {
+	const blocks, block = 64, 64 << 10
+	p := listen(b, Config{}, blocks*block)
+	p.allow(b, 1, transfer.Span{Off: 0, Len: blocks * block})
+	peer := p.dial(b)
+	segs := make([]transfer.Segment, blocks)
+	for i := range segs {
+		segs[i] = transfer.Segment{Off: uint64(i * block), Src: make([]byte, block)}
+	}
+	free := make(chan struct{}, 4)
+	w := transfer.Write{Grant: 1, Key: testKey, Segments: segs, Done: func(err error) {
+		if err != nil {
+			b.Error(err)
+		}
+		<-free
+	}}
+	b.SetBytes(blocks * block)
+	for b.Loop() {
+		free <- struct{}{}
+		if err := peer.Post(w); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for range cap(free) {
+		free <- struct{}{}
+	}
+}

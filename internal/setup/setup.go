@@ -57,16 +57,23 @@ func Run(ctx context.Context, o Options) (Paths, error) {
 	if err != nil {
 		return Paths{}, err
 	}
-	missing := notInstalled(dir, want)
-	if len(missing) > 0 {
-		if o.Offline {
-			return Paths{}, notInstalledError(dir, missing)
-		}
-		if err := installAll(ctx, dir, missing, o.Out); err != nil {
-			return Paths{}, err
-		}
+	if err := ensure(ctx, dir, want, o); err != nil {
+		return Paths{}, err
 	}
 	return locate(dir, want, paths), nil
+}
+
+// ensure installs those of the wanted artifacts that are missing or damaged.
+func ensure(ctx context.Context, dir string, want []artifact, o Options) error {
+	missing := notInstalled(dir, want)
+	switch {
+	case len(missing) == 0:
+		return nil
+	case o.Offline:
+		return notInstalledError(dir, missing)
+	default:
+		return installAll(ctx, dir, missing, o.Out)
+	}
 }
 
 // Locate tells where the parts are without fetching or changing anything. dir as

@@ -133,12 +133,18 @@ func (d *demo) play(ctx context.Context) error {
 	return nil
 }
 
-// killWhenBusy kills pid once the prefill worker reports a request in its queues.
+// killWhenBusy kills pid in the middle of a request: 0.8 s after the prefill worker reports a
+// room, when some chunks have been sent and more are to come.
 func (d *demo) killWhenBusy(ctx context.Context, pid int) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for {
-		if n, err := d.prefillBusy(ctx); err == nil && n > 0 {
+	for busy := 0; ; {
+		if busy > 0 {
+			busy++
+		} else if n, err := d.prefillBusy(ctx); err == nil && n > 0 {
+			busy = 1
+		}
+		if busy > 40 {
 			return syscall.Kill(pid, syscall.SIGKILL)
 		}
 		select {
@@ -153,9 +159,11 @@ func (d *demo) killWhenBusy(ctx context.Context, pid int) error {
 func (d *demo) prefillBusy(ctx context.Context) (int, error) {
 	var info struct {
 		Prefill []struct {
-			Info struct {
-				Snapshot struct{ Rooms int } `json:"snapshot"`
-			} `json:"info"`
+			Answer struct {
+				Rooms struct {
+					Live int `json:"live"`
+				} `json:"rooms"`
+			} `json:"answer"`
 		} `json:"prefill"`
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.url+"/server_info", nil)
@@ -172,7 +180,7 @@ func (d *demo) prefillBusy(ctx context.Context) (int, error) {
 	}
 	n := 0
 	for _, p := range info.Prefill {
-		n += p.Info.Snapshot.Rooms
+		n += p.Answer.Rooms.Live
 	}
 	return n, nil
 }

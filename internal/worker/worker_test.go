@@ -13,12 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"github.com/baton-pd/baton/internal/engine"
 	"github.com/baton-pd/baton/internal/engine/sim"
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/mem"
+	"github.com/baton-pd/baton/internal/transfer/meter"
 	"github.com/baton-pd/baton/internal/transfer/tcp"
 	"github.com/baton-pd/baton/internal/worker"
 )
@@ -51,8 +53,8 @@ func startPair(t *testing.T, cfg sim.Config, tp func() transfer.Transport) *pair
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := listen(t)
-		c := worker.Config{ID: role, Engine: eng, HTTP: l, Transports: []transfer.Transport{tp()}, PoolBytes: 1 << 20, PageBytes: 4096,
+		l, reg := listen(t), prometheus.NewRegistry()
+		c := worker.Config{ID: role, Engine: eng, HTTP: l, Transports: []transfer.Transport{meter.New(reg).Wrap(tp())}, Metrics: reg, PoolBytes: 1 << 20, PageBytes: 4096,
 			PoisonPool: true, MaxQueue: 64, MaxRunning: 8, Timeouts: worker.DefaultTimeouts(), Log: log.With("role", role), AllowLocal: true}
 		var w *worker.Worker
 		if role == "prefill" {

@@ -16,7 +16,6 @@ type metrics struct {
 	duplicateGrants prometheus.Counter
 	staleAborts     prometheus.Counter
 	stray           prometheus.Counter
-	chunkBytes      prometheus.Counter
 	chunkLatency    prometheus.Histogram
 	roomLatency     prometheus.Histogram
 	roomBytes       prometheus.Histogram
@@ -35,17 +34,16 @@ func newMetrics(side room.Side, reg *room.Registry, r prometheus.Registerer) *me
 		duplicateGrants: counter("duplicate_grants_total", "Grants for a room that already has one."),
 		staleAborts:     counter("stale_aborts_total", "Aborts whose session does not own the room."),
 		stray:           counter("stray_messages_total", "Messages and notifications for rooms, grants or sessions that are gone; they changed nothing."),
-		chunkBytes:      counter("kv_transfer_bytes_total", "KV bytes written and applied."),
 		chunkLatency: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "baton", Name: "kv_transfer_chunk_seconds",
 			Help: "From posting a chunk to its completion.", ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(1e-4, 2, 18)}),
-		roomLatency: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "baton", Name: "kv_transfer_latency_seconds",
+		roomLatency: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "baton", Name: "kv_transfer_room_seconds",
 			Help: "From the grant to the last chunk of a room.", ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18)}),
 		roomBytes: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "baton", Name: "kv_transfer_room_bytes",
 			Help: "KV bytes of a room.", ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(1<<16, 4, 12)}),
 	}
 	if r != nil {
 		r.MustRegister(m.endedTotal, m.failedTotal, m.duplicateGrants, m.staleAborts, m.stray,
-			m.chunkBytes, m.chunkLatency, m.roomLatency, m.roomBytes, roomCollector{side: side, reg: reg})
+			m.chunkLatency, m.roomLatency, m.roomBytes, roomCollector{side: side, reg: reg})
 	}
 	return m
 }
@@ -60,10 +58,7 @@ func (m *metrics) ended(r *room.Room) {
 	m.endedTotal.WithLabelValues(r.State().String(), code).Inc()
 }
 
-func (m *metrics) chunk(bytes int, d time.Duration) {
-	m.chunkBytes.Add(float64(bytes))
-	m.chunkLatency.Observe(d.Seconds())
-}
+func (m *metrics) chunk(d time.Duration) { m.chunkLatency.Observe(d.Seconds()) }
 
 func (m *metrics) transferred(bytes int, d time.Duration) {
 	m.roomBytes.Observe(float64(bytes))

@@ -144,14 +144,14 @@ func (s *sending) Send(i int) {
 	ss.out.push(&queued{s: s, write: transfer.Write{
 		Grant: s.grant, Key: s.open.Key, Segments: segments(src, s.spans[i]), Notify: note.encode(),
 		Done: func(err error) {
-			s.settle(lease, i, last, size, began, err)
+			s.settle(lease, i, last, began, err)
 			ss.out.wake()
 		},
 	}})
 }
 
 // settle ends the write of chunk i: its buffer returns, the room hears of it.
-func (s *sending) settle(lease *kv.Lease, i int, last bool, size int, began time.Time, err error) {
+func (s *sending) settle(lease *kv.Lease, i int, last bool, began time.Time, err error) {
 	lease.ReleaseTransfer(kv.ProofDrained)
 	lease.ReleaseRequest()
 	ev := room.Event{Kind: room.EvSettle, Chunk: i, Last: last}
@@ -163,7 +163,7 @@ func (s *sending) settle(lease *kv.Lease, i int, last bool, size int, began time
 			ev.Cause.Code = room.CodePeerLost
 		}
 	} else {
-		s.hub.m.chunk(size, time.Since(began))
+		s.hub.m.chunk(time.Since(began))
 	}
 	s.room.Load().Apply(ev)
 }

@@ -188,10 +188,11 @@ func readAdmin(w http.ResponseWriter, req *http.Request) ([]byte, *openai.Error)
 	ctl := http.NewResponseController(w)
 	_ = ctl.SetReadDeadline(time.Now().Add(askTimeout)) // a recorder in a test has none
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxAdminBody))
-	_ = ctl.SetReadDeadline(time.Time{})
 	if err != nil {
+		w.Header().Set("Connection", "close") // the time stays limited: net/http reads on after a refusal
 		return nil, invalidBody("read the body: %v", err)
 	}
+	_ = ctl.SetReadDeadline(time.Time{})
 	return body, nil
 }
 
@@ -239,10 +240,10 @@ func (r *Router) healthGenerate(w http.ResponseWriter, req *http.Request) {
 		kind: openai.KindGenerate, path: "/generate", start: time.Now(), header: http.Header{"Content-Type": {"application/json"}},
 	}
 	c.deadline = c.start.Add(generateTimeout)
-	r.arm(c, req)
+	cl := newClient(&discard{header: http.Header{}})
+	r.arm(c, req, cl.ctl)
 	defer c.disarm()
-	answer := &discard{header: http.Header{}}
-	if f := r.serve(newClient(answer), c); f != nil {
+	if f := r.serve(cl, c); f != nil {
 		e := *f.err
 		e.Status = http.StatusServiceUnavailable // whatever the cause: probes look at nothing else
 		openai.WriteError(w, &e)

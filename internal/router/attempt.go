@@ -132,13 +132,14 @@ func (a *attempt) key() room.Key { return room.Key{Room: a.rooms[0]} }
 // run sends both legs, forwards the answer and returns nil, or the first failure. Afterwards
 // both legs have ended or are being released.
 func (a *attempt) run(cl *client) *failure {
+	if !a.r.group.enter() {
+		a.unlink()
+		return failureOf(a.r.base)
+	}
+	defer a.r.group.leave()
 	a.prefill.w.inflight.Add(1)
 	a.decode.w.inflight.Add(1)
-	if !a.r.group.run(a.runPrefill) {
-		a.prefill.w.inflight.Add(-1)
-		close(a.prefillDone)
-		a.cancel(context.Cause(a.r.base))
-	}
+	a.r.group.spawn(a.runPrefill)
 	if first := a.r.cfg.FirstByteTimeout; first > 0 && a.c.stream {
 		t := time.AfterFunc(first, a.tooSlow)
 		defer t.Stop()
@@ -238,11 +239,8 @@ func (a *attempt) settle() {
 	select {
 	case <-a.prefillDone:
 		a.cancel(context.Canceled)
-		return
 	default:
-	}
-	if !a.r.group.run(a.settlePrefill) {
-		a.cancel(context.Canceled)
+		a.r.group.spawn(a.settlePrefill)
 	}
 }
 

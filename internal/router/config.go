@@ -142,6 +142,9 @@ func (b Backend) parse(prefill bool) (base *url.URL, host string, port int, err 
 	case prefill && (b.BootstrapPort < 1 || b.BootstrapPort > 65535):
 		return nil, "", 0, fmt.Errorf("router: prefill worker %s: bootstrap port %s is not a port", b.URL, strconv.Itoa(b.BootstrapPort))
 	}
+	if base.Path == "" {
+		base.Path = "/" // JoinPath on an empty path makes a relative one
+	}
 	if host = b.BootstrapHost; host == "" {
 		host = base.Hostname()
 	}

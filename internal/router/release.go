@@ -16,25 +16,32 @@ const (
 	releaseAtOnce = 64
 )
 
-// group owns goroutines that outlive the handlers that started them.
+// group owns what outlives or must outlast its starter: members are goroutines started by spawn and
+// attempts between enter and leave.
 type group struct {
 	mu     sync.Mutex
 	closed bool
 	wg     sync.WaitGroup
 }
 
-// run starts f, unless the group is closed.
-func (g *group) run(f func()) bool {
+// enter makes the caller a member until it calls leave; false once the group is closed.
+func (g *group) enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		return false
 	}
-	g.wg.Go(f)
+	g.wg.Add(1)
 	return true
 }
 
-// close refuses new goroutines and waits for the running ones.
+func (g *group) leave() { g.wg.Done() }
+
+// spawn starts f as a member. Only members may call it (the count is not 0 then, so that
+// close still waits), and New, which precedes close.
+func (g *group) spawn(f func()) { g.wg.Go(f) }
+
+// close refuses new members and waits until none is left.
 func (g *group) close() {
 	g.mu.Lock()
 	g.closed = true
@@ -51,9 +58,7 @@ func (r *Router) release(a *attempt) {
 			continue
 		}
 		for _, name := range a.names {
-			if !r.group.run(func() { r.abortAt(l.w, name) }) {
-				return
-			}
+			r.group.spawn(func() { r.abortAt(l.w, name) })
 		}
 	}
 }

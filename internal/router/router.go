@@ -64,7 +64,7 @@ func New(c Config) (*Router, error) {
 	r.handler = r.routes()
 	r.base, r.stop = context.WithCancelCause(context.Background())
 	for _, w := range r.all() {
-		r.group.run(func() { w.watch(r.base, c.HealthInterval, c.HealthTimeout) })
+		r.group.spawn(func() { w.watch(r.base, c.HealthInterval, c.HealthTimeout) })
 	}
 	return r, nil
 }
@@ -107,8 +107,9 @@ func (r *Router) all() []*worker {
 // Handler serves the router's HTTP side.
 func (r *Router) Handler() http.Handler { return r.handler }
 
-// Close ends every request that still runs with cause "shutdown", tells their workers, and waits until no
-// goroutine of the router is left. Handlers end soon after; their server's owner waits for them.
+// Close ends every request that still runs with cause "shutdown", tells their workers, and waits until
+// their attempts have ended and no goroutine of the router is left. Handlers return soon after; their
+// server's owner waits for them.
 func (r *Router) Close() {
 	r.stop(&failure{err: openai.FromCause(&room.Cause{
 		Code: room.CodeShutdown, Side: room.SideRouter, Phase: phaseRouting, Retryable: true, Detail: "the router is shutting down",

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/baton-pd/baton/internal/openai"
@@ -27,7 +28,7 @@ func (r *Router) generation(kind openai.Kind, path string) http.HandlerFunc {
 		if f == nil {
 			f = r.serve(cl, c)
 			r.live.remove(c)
-			c.disarm()
+			defer c.disarm()
 		}
 		if n := r.inflight.Add(-1); n < 0 {
 			panic("router: negative number of requests") // accept always counts
@@ -46,6 +47,8 @@ func (r *Router) generation(kind openai.Kind, path string) http.HandlerFunc {
 // On a failure the call may be nil.
 func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path string) (*call, *failure) {
 	start := time.Now()
+	// Until the body has been read: net/http itself reads on after a refusal.
+	_ = cl.ctl.SetReadDeadline(start.Add(r.cfg.BodyTimeout)) // a recorder in a test has none
 	if n := r.inflight.Add(1); n > int64(r.cfg.MaxInflight) {
 		return nil, routerFailure(room.CodeCapacity, true, "%d requests are in flight; that is the limit", r.cfg.MaxInflight)
 	}
@@ -72,7 +75,7 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	copyHeader(c.header, req.Header)
 	c.header.Set("Content-Type", "application/json")
 	_ = cl.ctl.SetWriteDeadline(deadline.Add(deadlineSlack)) // a recorder in a test has none
-	r.arm(c, req)
+	r.arm(c, req, cl.ctl)
 	if taken, ok := r.live.add(c); !ok {
 		c.disarm()
 		f := routerFailure(room.CodeDuplicate, false, "a request with rid %.64q is in flight", taken)
@@ -82,13 +85,26 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	return c, nil
 }
 
-// arm makes the call's context, which the deadline and the client's leaving end;
-// c.disarm undoes it.
-func (r *Router) arm(c *call, req *http.Request) {
+// arm makes the call's context, which the deadline and the client's leaving end; c.disarm undoes
+// it. When the context ends early, a write that waits for a slow client ends soon, too.
+func (r *Router) arm(c *call, req *http.Request, ctl *http.ResponseController) {
 	c.ctx, c.cancel = context.WithCancelCause(r.base)
 	t := time.AfterFunc(time.Until(c.deadline), func() { c.cancel(c.deadlineFailure()) })
 	stop := context.AfterFunc(req.Context(), func() { c.cancel(c.clientGone("the client closed its connection")) })
+	var mu sync.Mutex
+	ended := false // the connection may serve another request: it is not ours any more
+	hurry := context.AfterFunc(c.ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !ended {
+			_ = ctl.SetWriteDeadline(time.Now().Add(deadlineSlack)) // a recorder has none
+		}
+	})
 	c.disarm = func() {
+		hurry()
+		mu.Lock()
+		ended = true
+		mu.Unlock()
 		t.Stop()
 		stop()
 		c.cancel(context.Canceled)
@@ -107,21 +123,19 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 	if req.ContentLength > r.cfg.MaxBody {
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has %d bytes; at most %d", req.ContentLength, r.cfg.MaxBody)
 	}
-	limit := time.Now().Add(r.cfg.BodyTimeout)
-	if deadline.Before(limit) {
-		limit = deadline
+	if time.Until(deadline) < r.cfg.BodyTimeout {
+		_ = cl.ctl.SetReadDeadline(deadline) // a recorder in a test has none
 	}
-	_ = cl.ctl.SetReadDeadline(limit) // a recorder in a test has none
 	var buf bytes.Buffer
 	if req.ContentLength > 0 {
 		buf.Grow(int(req.ContentLength) + bytes.MinRead)
 	}
 	_, err := buf.ReadFrom(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody))
-	// The limit must go again: net/http notices the client's leaving by reading on.
-	_ = cl.ctl.SetReadDeadline(time.Time{})
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:
+		// net/http notices the client's leaving by reading on.
+		_ = cl.ctl.SetReadDeadline(time.Time{})
 		return buf.Bytes(), nil
 	case errors.As(err, &large):
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody)

@@ -128,7 +128,7 @@ var (
 func (s *stream) judge(data []byte) (*openai.Error, error) {
 	if string(data) == openai.DoneData {
 		if len(s.finished) < s.choices {
-			return nil, fmt.Errorf("%w: [DONE] although %s", errMalformed, s.unfinished())
+			return nil, fmt.Errorf("%w: the end was announced although %s", errMalformed, s.unfinished())
 		}
 		s.done = true
 		return nil, nil

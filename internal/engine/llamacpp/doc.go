@@ -25,8 +25,9 @@
 //   - Prefill of a prompt gives the same bytes whatever else is in the context, with any
 //     one number of threads.
 //   - With one thread, Step gives the same logits whatever the other rows and sequences
-//     are, up to 63 rows. With more threads a single row is split over them by the extent
-//     of the cache, and bits depend on other sequences again.
+//     are, up to 63 rows, on weights like the default model's (Q4_1; its kernels treat each
+//     row alone, those of f32 and f16 do not). With more threads a single row is split over
+//     them by the extent of the cache, and bits depend on other sequences again.
 //   - Both hold while sequences find free blocks above those they have, which a cache
 //     that is nearly full cannot promise. The answers stay correct then, their last bits may differ.
 //

@@ -17,6 +17,7 @@ func TestBothLegsGetTheSameRoom(t *testing.T) {
 			`{"seed":9223372036854775807,"x":1.10,"bootstrap_room":7,"rid":"mine","messages":[{"role":"user","content":"\u00e9"}],"bootstrap_host":"evil"}`,
 			"Authorization", "Bearer k", "Traceparent", "00-1-2-3", HeaderTimeout, "5000")
 		g.ok(t, chatAnswer)
+		synctest.Wait() // the fake decode worker does not need its prefill worker to answer
 		pl, dl := p[0].leg(0), d[0].leg(0)
 		if string(pl.body) != string(dl.body) {
 			t.Fatalf("the legs differ:\n%s\n%s", pl.body, dl.body)
@@ -445,8 +446,9 @@ func TestLostWorkerIsNotCalledRefused(t *testing.T) {
 		if g.took != time.Second {
 			t.Errorf("told after %v", g.took)
 		}
+		<-time.After(time.Second)
 		e := b.chat().fails(t, 503, "unavailable")
-		if !strings.Contains(e.Error.Message, "no usable decode worker: d0:80 (") || !strings.Contains(e.Error.Message, "connection refused") {
+		if !strings.Contains(e.Error.Message, "no usable decode worker: d0:80 (health probe: connection refused, out for ") {
 			t.Errorf("message %q", e.Error.Message)
 		}
 		if g := b.get("/health"); g.status != 503 || !strings.Contains(g.body, "no decode worker is up") {

@@ -60,7 +60,7 @@ func TestSickWorkerGoesOut(t *testing.T) {
 
 // A worker that restarts at its address is used again within a moment, whatever the interval.
 func TestRestartedWorkerComesBackSoon(t *testing.T) {
-	inBubble(t, Config{HealthInterval: time.Minute}, []script{okPrefill}, []script{okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
+	inBubble(t, Config{HealthInterval: time.Minute}, []script{okPrefill}, []script{after(time.Second, okAnswer)}, func(t *testing.T, b *bed, p, d []*fake) {
 		b.chat().ok(t, chatAnswer)
 		p[0].kill()
 		synctest.Wait()

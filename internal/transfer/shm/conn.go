@@ -76,18 +76,16 @@ func (t *target) serve(uc *net.UnixConn) {
 	defer uc.Close()
 	c := &conn{t: t, uc: uc, ctlFD: -1, buf: make([]byte, 64*(messageLen+transfer.MaxNotify))}
 	defer c.free()
-	st, err := c.welcome()
+	err := c.welcome()
 	t.mu.Lock()
 	delete(t.greeting, uc)
+	closed := t.closed
 	t.mu.Unlock()
-	switch {
-	case err == io.EOF: // not a byte: somebody looked whether the socket is stale
-	case err != nil || st == statusVersion || st == statusUser:
-		t.tr.stats.badHandshakes.Add(1)
-	case st != statusOK:
-		t.tr.stats.unknownSessions.Add(1)
-	}
 	if c.sess == nil {
+		// Without a byte, somebody has looked whether the socket is stale.
+		if err != nil && err != io.EOF && !closed {
+			t.tr.stats.badHandshakes.Add(1)
+		}
 		return
 	}
 	if err == nil {
@@ -112,49 +110,65 @@ func (c *conn) free() {
 }
 
 // welcome does the target's half of the handshake. c.sess is set if the source may have
-// got the descriptors.
-func (c *conn) welcome() (status, error) {
+// got the descriptors; otherwise an error means that it was garbage or silence.
+func (c *conn) welcome() error {
 	_ = c.uc.SetDeadline(time.Now().Add(c.t.tr.cfg.Handshake))
 	var b [messageLen]byte
 	if _, err := io.ReadFull(c.uc, b[:]); err != nil {
-		return statusOK, err
+		return err
 	}
 	var m message
 	if err := m.decode(b[:]); err != nil {
-		return statusOK, err
+		return err
 	}
 	if m.kind != kindHello {
-		return statusOK, errOrder
+		return errOrder
 	}
-	st := statusVersion
-	if m.code == version {
-		ours, err := sameUser(c.uc)
-		if err != nil {
-			return statusOK, err
-		}
-		st = statusUser
-		if ours {
-			if c.ctl, c.ctlFD, err = newControl(); err != nil {
-				return statusOK, err
-			}
-			c.table = newTable(c.ctl)
-			st = c.t.join(c, transfer.SessionID(m.value))
-		}
+	st, err := c.letIn(&m)
+	if err != nil {
+		return err
 	}
 	answer := message{kind: kindWelcome, code: uint32(st)}
 	var oob []byte
-	if st == statusOK {
+	switch st {
+	case statusOK:
 		answer.value = c.t.size
 		oob = unix.UnixRights(c.t.fd, c.ctlFD)
+	case statusVersion, statusUser:
+		c.t.tr.stats.badHandshakes.Add(1)
+	default:
+		c.t.tr.stats.unknownSessions.Add(1)
 	}
 	if _, _, err := c.uc.WriteMsgUnix(answer.append(nil), oob, nil); err != nil {
-		return st, fmt.Errorf("send welcome: %w", err)
+		if st != statusOK {
+			return nil // it does not want to know
+		}
+		return fmt.Errorf("send welcome: %w", err)
 	}
 	if c.ctlFD >= 0 {
 		_ = unix.Close(c.ctlFD)
 		c.ctlFD = -1
 	}
-	return st, c.uc.SetDeadline(time.Time{})
+	if st != statusOK {
+		return nil
+	}
+	return c.uc.SetDeadline(time.Time{})
+}
+
+// letIn decides about a hello, and joins the session if it is right.
+func (c *conn) letIn(m *message) (status, error) {
+	if m.code != version {
+		return statusVersion, nil
+	}
+	if ours, err := sameUser(c.uc); err != nil || !ours {
+		return statusUser, err
+	}
+	var err error
+	if c.ctl, c.ctlFD, err = newControl(); err != nil {
+		return 0, err
+	}
+	c.table = newTable(c.ctl)
+	return c.t.join(c, transfer.SessionID(m.value)), nil
 }
 
 // run handles messages until the source has closed its socket: nil. An error means that

@@ -1,11 +1,13 @@
 package shm
 
 import (
+	"encoding/binary"
 	"io"
 	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -33,8 +35,8 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			transfertest.Run(t, transfertest.Options{
 				New: func(t *testing.T) (transfer.Transport, transfer.Transport) {
-					c := Config{Dir: socketDir(t), Handshake: 500 * time.Millisecond, Queue: queue}
-					return New(c), New(c)
+					c := Config{Dir: socketDir(t), Handshake: time.Second, Queue: queue}
+					return New(c), New(Config{Queue: queue})
 				},
 				Caps:     transfer.Caps{NeedsDrain: true},
 				KillPeer: true,
@@ -53,22 +55,26 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// throwGarbage sends noise of several lengths and silence, and waits until the target
-// has closed each connection.
+// throwGarbage sends noise of several lengths and silence, all at once, and waits until
+// the target has closed each connection.
 func throwGarbage(t *testing.T, d transfer.Descriptor) {
 	rnd := rand.New(rand.NewPCG(4, 4))
-	for _, n := range []int{0, 1, messageLen - 1, messageLen, messageLen + 1, 1 << 20, 16 << 20} {
-		b := make([]byte, n)
-		for i := range b {
-			b[i] = byte(rnd.Uint32())
-		}
-		c, err := net.Dial("unix", d.Addr)
-		if err != nil {
-			t.Errorf("dial: %v", err)
-			return
-		}
-		_, _ = c.Write(b) // may fail: the target closes early
-		_, _ = io.Copy(io.Discard, c)
-		_ = c.Close()
+	noise := make([]byte, 16<<20)
+	for i := 0; i < len(noise); i += 8 {
+		binary.LittleEndian.PutUint64(noise[i:], rnd.Uint64())
 	}
+	var wg sync.WaitGroup
+	for _, n := range []int{0, 1, messageLen - 1, messageLen, messageLen + 1, 1 << 20, 16 << 20} {
+		wg.Go(func() {
+			c, err := net.Dial("unix", d.Addr)
+			if err != nil {
+				t.Errorf("dial: %v", err)
+				return
+			}
+			defer c.Close()
+			_, _ = c.Write(noise[:n]) // may fail: the target closes early
+			_, _ = io.Copy(io.Discard, c)
+		})
+	}
+	wg.Wait()
 }

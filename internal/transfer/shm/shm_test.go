@@ -464,11 +464,21 @@ func TestBrokenMessagesEndOnlyTheirConnection(t *testing.T) {
 }
 
 func TestHandshakeIsBounded(t *testing.T) {
-	p := listen(t, Config{Handshake: 50 * time.Millisecond, MaxHalfOpen: 2, MaxConns: 1}, 4096)
+	p := listen(t, Config{Handshake: 50 * time.Millisecond, MaxHalfOpen: 2}, 4096)
 	p.connect(t).dismissed("silent connection")
 	slow := p.connect(t)
 	_, _ = slow.uc.Write([]byte("BSH"))
 	slow.dismissed("slow connection")
+	if err := p.tgt.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s := p.tr.Stats(); s.BadHandshakes != 2 {
+		t.Fatalf("counted %+v", s)
+	}
+}
+
+func TestBadHandshakesAreCounted(t *testing.T) {
+	p := listen(t, Config{Handshake: patience, MaxConns: 1}, 4096)
 	bad := p.connect(t)
 	bad.send(message{kind: kindLeft, grant: 1}, "")
 	bad.dismissed("no hello")
@@ -495,7 +505,7 @@ func TestHandshakeIsBounded(t *testing.T) {
 	if err := p.tgt.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if s := p.tr.Stats(); s.BadHandshakes != 4 || s.UnknownSessions != 2 {
+	if s := p.tr.Stats(); s.BadHandshakes != 2 || s.UnknownSessions != 2 {
 		t.Fatalf("counted %+v", s)
 	}
 }

@@ -312,6 +312,9 @@ func (t *target) join(c *conn, id transfer.SessionID) status {
 	c.sess = s
 	s.conns[c] = struct{}{}
 	s.refs++
+	// From here on the source may map the memory: the session's end tells it to go, and
+	// nobody may just close its socket.
+	delete(t.greeting, c.uc)
 	return statusOK
 }
 

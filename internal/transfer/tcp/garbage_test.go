@@ -85,7 +85,7 @@ func TestSilentAndSlowConnectionsEnd(t *testing.T) {
 		p.raw(t).closed("silent connection")
 	}
 	slow := p.raw(t)
-	slow.send([]byte("BATON"))
+	_, _ = slow.nc.Write([]byte("BATON"))
 	slow.closed("slow connection")
 	if got := p.tr.Stats().BadHandshakes; got != 4 {
 		t.Fatalf("%d bad handshakes counted", got)

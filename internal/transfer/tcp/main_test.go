@@ -1,9 +1,11 @@
 package tcp
 
 import (
+	"encoding/binary"
 	"io"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,12 +19,14 @@ func TestMain(m *testing.M) {
 
 func TestConformance(t *testing.T) {
 	for name, c := range map[string]Config{
-		"default":              {Handshake: 500 * time.Millisecond},
-		"small frames, queues": {Handshake: 500 * time.Millisecond, FrameBytes: 4096, Queue: 8},
+		"default":              {Handshake: time.Second},
+		"small frames, queues": {Handshake: time.Second, FrameBytes: 4096, Queue: 8},
 	} {
 		t.Run(name, func(t *testing.T) {
 			transfertest.Run(t, transfertest.Options{
-				New:      func(*testing.T) (transfer.Transport, transfer.Transport) { return New(c), New(c) },
+				New: func(*testing.T) (transfer.Transport, transfer.Transport) {
+					return New(c), New(Config{FrameBytes: c.FrameBytes, Queue: c.Queue})
+				},
 				Caps:     transfer.Caps{Fences: true},
 				KillPeer: true,
 				Garbage:  throwGarbage,
@@ -40,22 +44,26 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// throwGarbage sends noise of several lengths and silence, and waits until the target
-// has closed each connection.
+// throwGarbage sends noise of several lengths and silence, all at once, and waits until
+// the target has closed each connection.
 func throwGarbage(t *testing.T, d transfer.Descriptor) {
 	rnd := rand.New(rand.NewPCG(4, 4))
-	for _, n := range []int{0, 1, helloLen - 1, helloLen, helloLen + 1, 1 << 20, 16 << 20} {
-		b := make([]byte, n)
-		for i := range b {
-			b[i] = byte(rnd.Uint32())
-		}
-		c, err := net.Dial("tcp", d.Addr)
-		if err != nil {
-			t.Errorf("dial: %v", err)
-			return
-		}
-		_, _ = c.Write(b) // may fail: the target closes early
-		_, _ = io.Copy(io.Discard, c)
-		_ = c.Close()
+	noise := make([]byte, 16<<20)
+	for i := 0; i < len(noise); i += 8 {
+		binary.LittleEndian.PutUint64(noise[i:], rnd.Uint64())
 	}
+	var wg sync.WaitGroup
+	for _, n := range []int{0, 1, helloLen - 1, helloLen, helloLen + 1, 1 << 20, 16 << 20} {
+		wg.Go(func() {
+			c, err := net.Dial("tcp", d.Addr)
+			if err != nil {
+				t.Errorf("dial: %v", err)
+				return
+			}
+			defer c.Close()
+			_, _ = c.Write(noise[:n]) // may fail: the target closes early
+			_, _ = io.Copy(io.Discard, c)
+		})
+	}
+	wg.Wait()
 }

@@ -286,21 +286,26 @@ func (t *target) welcome(tcp *net.TCPConn) *conn {
 	}
 	t.mu.Lock()
 	delete(t.greeting, tcp)
+	closed := t.closed
 	t.mu.Unlock()
 	if err != nil && st == statusOK {
-		t.tr.stats.badHandshakes.Add(1)
+		if !closed {
+			t.tr.stats.badHandshakes.Add(1)
+		}
 		abort(tcp)
 		return nil
+	}
+	switch st {
+	case statusOK:
+	case statusVersion:
+		t.tr.stats.badHandshakes.Add(1)
+	default:
+		t.tr.stats.unknownSessions.Add(1)
 	}
 	var out [welcomeLen]byte
 	st.encode(&out)
 	_, werr := tcp.Write(out[:])
 	if st != statusOK {
-		if st == statusVersion {
-			t.tr.stats.badHandshakes.Add(1)
-		} else {
-			t.tr.stats.unknownSessions.Add(1)
-		}
 		_ = tcp.Close() // not abort: the answer must arrive
 		return nil
 	}

@@ -205,3 +205,19 @@ func TestConfig(t *testing.T) {
 		}
 	}
 }
+
+// TestNoBacktrace: the library itself sees the variable, not only Go's copy of the environment.
+func TestNoBacktrace(t *testing.T) {
+	openTiny(t, nil)
+	libc, err := dynlib.Open("libc.so.6", "getenv")
+	if err != nil {
+		t.Skip(err)
+	}
+	var getenv func(string) string
+	if err := libc.Func(&getenv, "getenv"); err != nil {
+		t.Fatal(err)
+	}
+	if v := getenv("GGML_NO_BACKTRACE"); v != "1" {
+		t.Errorf("GGML_NO_BACKTRACE is %q in C", v)
+	}
+}

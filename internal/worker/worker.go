@@ -33,7 +33,9 @@ import (
 	"github.com/baton-pd/baton/internal/transfer/hub"
 )
 
-// Timeouts bound the states of a room, besides each request's own deadline.
+// Timeouts bound the states of a room, besides each request's own deadline, which
+// every state is under. 0 for the first three: the deadline alone counts. They are 0 by
+// default, because under load a healthy request may wait or compute for long in each.
 type Timeouts struct {
 	Bootstrap time.Duration // session, pages and grant
 	Waiting   time.Duration // from the grant to the first chunk
@@ -47,8 +49,7 @@ type Timeouts struct {
 // DefaultTimeouts are for interactive serving.
 func DefaultTimeouts() Timeouts {
 	return Timeouts{
-		Bootstrap: 60 * time.Second, Waiting: 120 * time.Second, Transfer: 120 * time.Second, Park: 30 * time.Second,
-		Tombstone: 60 * time.Second, Request: 300 * time.Second, Max: time.Hour,
+		Park: 30 * time.Second, Tombstone: 60 * time.Second, Request: 300 * time.Second, Max: time.Hour,
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -89,9 +90,14 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 	if err := supervise.Ready(ready); err != nil {
 		log.Warn("could not report readiness", "err", err)
 	}
-	<-ctx.Done()
-	log.Info("shutting down", "grace", w.shutdownGrace)
+	var failure error
+	select {
+	case <-ctx.Done():
+		log.Info("shutting down", "grace", w.shutdownGrace)
+	case failure = <-wk.Failed():
+		log.Error("the worker can not go on", "err", failure)
+	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.shutdownGrace)
 	defer cancel()
-	return wk.Close(grace)
+	return errors.Join(failure, wk.Close(grace))
 }

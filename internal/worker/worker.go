@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -85,9 +86,22 @@ type Worker struct {
 	Metrics  *prometheus.Registry
 
 	cfg    Config
-	http   *http.Server
-	closer []func() error // run in order by Close
-	served chan error
+	http    *http.Server
+	closer  []func() error // run in order by Close
+	closing atomic.Bool
+	failed  chan error // cap 2: a listener's loop that ended by itself
+	served  chan struct{}
+}
+
+// Failed yields an error when a listening loop of the worker has ended by itself; the
+// worker serves no more then and should be closed.
+func (w *Worker) Failed() <-chan error { return w.failed }
+
+// loopEnded reports the end of a listening loop unless the worker is closing.
+func (w *Worker) loopEnded(what string, err error) {
+	if !w.closing.Load() {
+		w.failed <- fmt.Errorf("%s ended by itself: %w", what, err)
+	}
 }
 
 func (c *Config) validate() error {
@@ -136,7 +150,7 @@ func newWorker(c Config) (*Worker, error) {
 	if c.Metrics == nil {
 		c.Metrics = prometheus.NewRegistry()
 	}
-	w := &Worker{cfg: c, Metrics: c.Metrics, served: make(chan error, 1)}
+	w := &Worker{cfg: c, Metrics: c.Metrics, failed: make(chan error, 2), served: make(chan struct{})}
 	w.Metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return w, nil
 }
@@ -161,15 +175,18 @@ func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
 	server := session.NewServer(session.ServerConfig{
 		Identity: c.identity(), Connect: connector(c.Transports), Handler: senders, Log: c.Log, Tuning: c.Session, Registerer: w.Metrics,
 	})
-	sessions := make(chan error, 1)
-	go func() { sessions <- server.Serve(bootstrap) }()
+	sessions := make(chan struct{})
+	go func() {
+		defer close(sessions)
+		w.loopEnded("session listener", server.Serve(bootstrap))
+	}()
 	p := sched.NewPrefill(sched.PrefillConfig{
 		Engine: c.Engine, Senders: senders, MaxQueue: c.MaxQueue, MaxActive: c.MaxRunning, Log: c.Log, Registerer: w.Metrics,
 	})
 	w.Sched = p
 	w.closer = []func() error{
 		p.Close,
-		func() error { err := server.Close(); return errors.Join(err, <-sessions) },
+		func() error { err := server.Close(); <-sessions; return err },
 		func() error { senders.Close(); return nil },
 		pool.Close, c.Engine.Close,
 	}
@@ -260,17 +277,15 @@ func (w *Worker) serve(role string) {
 	w.http = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(w.cfg.Log.Handler(), slog.LevelDebug)}
 	go func() {
-		err := w.http.Serve(w.cfg.HTTP)
-		if errors.Is(err, http.ErrServerClosed) {
-			err = nil
-		}
-		w.served <- err
+		defer close(w.served)
+		w.loopEnded("HTTP listener", w.http.Serve(w.cfg.HTTP))
 	}()
 }
 
 // Close ends the worker: running streams get until ctx ends, then everything is
 // cancelled (CodeShutdown). Returns when nothing of it is left.
 func (w *Worker) Close(ctx context.Context) error {
+	w.closing.Store(true)
 	var errs []error
 	if err := w.http.Shutdown(ctx); err != nil {
 		w.Sched.Abort("", &room.Cause{Code: room.CodeShutdown, Detail: "the worker is shutting down", Retryable: true})
@@ -280,7 +295,7 @@ func (w *Worker) Close(ctx context.Context) error {
 		}
 		stop()
 	}
-	errs = append(errs, <-w.served)
+	<-w.served
 	for _, f := range w.closer {
 		errs = append(errs, f())
 	}

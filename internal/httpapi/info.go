@@ -49,14 +49,18 @@ func (s *server) unhealthy(err error) *openai.Error {
 	return &openai.Error{Status: http.StatusServiceUnavailable, Code: e.Code, Cause: &c}
 }
 
-// healthGenerate generates one token. On a prefill worker, which generates nothing, it computes
-// a prompt of one token that is sent nowhere. Probes run one at a time: more of them
-// would only measure each other.
+// healthGenerate generates one token. A prefill worker generates nothing, and computes
+// nothing without a decode worker that takes it, so there only the loop's own account
+// counts (it reports an engine call that does not return). Probes run one at a time:
+// more of them would only measure each other.
 func (s *server) healthGenerate(w *response, r *http.Request) *openai.Error {
 	ctx, stop := context.WithTimeout(r.Context(), s.HealthTimeout)
 	defer stop()
 	if err := s.Scheduler.Healthy(); err != nil {
 		return s.unhealthy(err)
+	}
+	if s.Role == RolePrefill {
+		return w.json(map[string]string{"status": "ok"})
 	}
 	select {
 	case s.probe <- struct{}{}:

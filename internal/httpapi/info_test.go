@@ -104,6 +104,10 @@ func TestHealthGenerateRunsARealRequest(t *testing.T) {
 	if len(r.Prompt) != 1 || r.MaxTokens != 1 || r.N != 1 || r.Deadline.IsZero() {
 		t.Errorf("probe %+v", r)
 	}
+	h = newHarness(t, hello, func(c *Config) { c.Role = RolePrefill })
+	if status, body := h.get("/health_generate"); status != 200 || len(h.sched.requests) != 0 {
+		t.Errorf("prefill: %d %s, %d requests", status, body, len(h.sched.requests))
+	}
 	h = newHarness(t, failing(&room.Cause{Code: room.CodeEngine, Detail: "no engine"}))
 	if status, body := h.get("/health_generate"); status != 503 || !strings.Contains(body, "no engine") {
 		t.Errorf("%d %s", status, body)

@@ -115,8 +115,11 @@ type route struct {
 }
 
 // New makes the handler of a worker. A chat template that does not compile is
-// logged, and refuses chats only.
+// logged, and refuses chats only. It panics if Role, Scheduler or Tokenizer is missing.
 func New(c Config) http.Handler {
+	if c.Role != RolePrefill && c.Role != RoleDecode || c.Scheduler == nil || c.Tokenizer == nil {
+		panic("httpapi: New needs a role, a scheduler and a tokenizer")
+	}
 	s := &server{
 		Config: c.withDefaults(), live: newLiveRequests(time.Now), probe: make(chan struct{}, 1),
 		started: time.Now(), now: time.Now, newID: randomID,

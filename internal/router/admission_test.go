@@ -131,6 +131,7 @@ func TestSameRIDTwice(t *testing.T) {
 		<-time.After(time.Second)
 		d[0].set(say(200, genAnswer))
 		b.post(t.Context(), "/generate", body).ok(t, genAnswer)
+		b.post(t.Context(), "/generate", `{"rid":[],"text":"x"}`).ok(t, genAnswer) // names nothing
 	})
 }
 
@@ -169,6 +170,8 @@ func TestInformation(t *testing.T) {
 	inBubble(t, Config{Version: "v9"}, []script{say(200, genAnswer)}, []script{say(200, genAnswer), say(200, genAnswer)}, func(t *testing.T, b *bed, p, d []*fake) {
 		for path, want := range map[string]string{
 			"/v1/models":       `"path":"/v1/models"`,
+			"/v1/models/a/b":   `"path":"/v1/models/a/b"`,
+			"/version":         `{"version":"v9"}`,
 			"/model_info":      `"path":"/model_info"`,
 			"/server_info":     `"prefill":[{"leg":"prefill","worker":"p0:80","status":200,"answer":{"worker":"p0:80","path":"/server_info"}}]`,
 			"/get_server_info": `"version":"v9"`,

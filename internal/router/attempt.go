@@ -158,7 +158,18 @@ func (a *attempt) run(cl *client) *failure {
 	a.unlink()
 	a.stopTimer()
 	a.r.release(a)
-	return failureOf(a.ctx)
+	return a.named(failureOf(a.ctx))
+}
+
+// named puts the attempt's room and phase into a failure that knows of none.
+func (a *attempt) named(f *failure) *failure {
+	if f.cause().Key != (room.Key{}) {
+		return f
+	}
+	out, e, c := *f, *f.err, *f.cause()
+	c.Key, c.Phase = a.key(), a.decode.phase()
+	e.Cause, out.err = &c, &e
+	return &out
 }
 
 // fail reports the failure of a leg. The first failure ends the attempt at once, but for an echo of the

@@ -58,6 +58,9 @@ func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 		} else if json.Unmarshal(raw, &p.names) != nil {
 			return nil, invalidValue("rid", "rid must be a string or a list of strings")
 		}
+		if len(p.names) == 0 {
+			p.rid = nil // an empty list names nothing
+		}
 	}
 	return p, nil
 }

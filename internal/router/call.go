@@ -59,9 +59,6 @@ func (c *call) deadlineFailure() *failure {
 // clientGone is the failure of a call whose client left.
 func (c *call) clientGone(what string) *failure {
 	f := routerFailure(room.CodeClientGone, false, "%s", what)
-	if a := c.current.Load(); a != nil {
-		f.err.Cause.Key, f.err.Cause.Phase = a.key(), a.decode.phase()
-	}
 	f.gone = true
 	return f
 }
@@ -163,11 +160,7 @@ func (cs *calls) abort(name string, all bool) int {
 	}
 	cs.mu.Unlock()
 	for c := range hit {
-		f := routerFailure(room.CodeAborted, false, "aborted by /abort_request")
-		if a := c.current.Load(); a != nil {
-			f.err.Cause.Key, f.err.Cause.Phase = a.key(), a.decode.phase()
-		}
-		c.cancel(f)
+		c.cancel(routerFailure(room.CodeAborted, false, "aborted by /abort_request"))
 	}
 	return len(hit)
 }

@@ -14,9 +14,11 @@ import (
 )
 
 const (
-	readSize     = 16 << 10  // bytes a read of a stream
+	readSize     = 8 << 10   // bytes a read of a stream
 	keepBuffer   = 256 << 10 // larger buffers are not kept for reuse
 	maxErrorBody = 1 << 20   // bytes of an error answer that are looked at
+	// errorGrace is how long the body of an error answer is waited for; its status is enough.
+	errorGrace = 300 * time.Millisecond
 	// doneGrace is how long a stream may lag behind its [DONE] before its connection is given up.
 	doneGrace = 50 * time.Millisecond
 )
@@ -40,8 +42,8 @@ func putAnswer(b *bytes.Buffer) {
 	}
 }
 
-// send posts the attempt's body to the leg's worker.
-func (l *leg) send(ctx context.Context) (*http.Response, *failure) {
+// send posts the attempt's body to the leg's worker. cancel ends ctx, which is the leg's own.
+func (l *leg) send(ctx context.Context, cancel context.CancelFunc) (*http.Response, *failure) {
 	a := l.a
 	req := (&http.Request{
 		Method: http.MethodPost, URL: l.w.base.JoinPath(a.c.path), Host: l.w.base.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
@@ -58,11 +60,15 @@ func (l *leg) send(ctx context.Context) (*http.Response, *failure) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	l.enter(legAnswer)
+	t := time.AfterFunc(errorGrace, cancel)
+	defer t.Stop()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
-	if err != nil && len(body) == 0 {
-		return nil, l.lost(err)
+	if l.a.ctx.Err() != nil {
+		return nil, failureOf(l.a.ctx)
 	}
-	l.end()
+	if err == nil {
+		l.end()
+	}
 	return nil, l.statusError(resp.StatusCode, body, resp.Header)
 }
 
@@ -87,7 +93,9 @@ func isEventStream(h http.Header) bool {
 
 // consume reads the prefill leg's answer, which nobody sees, to its end. nil: it did its part.
 func (l *leg) consume() *failure {
-	resp, f := l.send(l.a.ctx)
+	ctx, cancel := context.WithCancel(l.a.ctx)
+	defer cancel()
+	resp, f := l.send(ctx, cancel)
 	if f != nil {
 		return f
 	}
@@ -160,7 +168,7 @@ func (a *attempt) runDecode(cl *client) *failure {
 	l := &a.decode
 	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
-	resp, f := l.send(ctx)
+	resp, f := l.send(ctx, cancel)
 	if f != nil {
 		return f
 	}

@@ -78,7 +78,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(),
 		rt: &http.Transport{
 			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,
-			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second, ReadBufferSize: readSize,
+			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second,
 			// HTTP/1.1 only: a connection carries one leg, and closing it releases that one.
 			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10,
 		},
@@ -126,12 +126,15 @@ type route map[string]http.HandlerFunc
 // routes is the table of everything the router answers.
 func (r *Router) routes() http.Handler {
 	table := map[string]route{
-		"/v1/models":           {http.MethodGet: r.relay("/v1/models")},
-		"/model_info":          {http.MethodGet: r.relay("/model_info")},
-		"/get_model_info":      {http.MethodGet: r.relay("/model_info")},
-		"/server_info":         {http.MethodGet: r.serverInfo},
-		"/get_server_info":     {http.MethodGet: r.serverInfo},
-		"/workers":             {http.MethodGet: r.listWorkers},
+		"/v1/models":       {http.MethodGet: r.relay("/v1/models")},
+		"/model_info":      {http.MethodGet: r.relay("/model_info")},
+		"/get_model_info":  {http.MethodGet: r.relay("/model_info")},
+		"/server_info":     {http.MethodGet: r.serverInfo},
+		"/get_server_info": {http.MethodGet: r.serverInfo},
+		"/workers":         {http.MethodGet: r.listWorkers},
+		"/version": {http.MethodGet: func(w http.ResponseWriter, _ *http.Request) {
+			writeJSON(w, http.StatusOK, map[string]string{"version": r.cfg.Version})
+		}},
 		"/health":              {http.MethodGet: r.health},
 		"/health_generate":     {http.MethodGet: r.healthGenerate},
 		"/abort_request":       {http.MethodPost: r.abortRequest},
@@ -149,8 +152,12 @@ func (r *Router) routes() http.Handler {
 		h := promhttp.HandlerFor(r.cfg.Gatherer, promhttp.HandlerOpts{})
 		table["/metrics"] = route{http.MethodGet: h.ServeHTTP}
 	}
+	oneModel := route{http.MethodGet: func(w http.ResponseWriter, req *http.Request) { r.relay(req.URL.Path)(w, req) }}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		methods, known := table[strings.TrimSuffix(req.URL.Path, "/")]
+		if !known && strings.HasPrefix(req.URL.Path, "/v1/models/") && !strings.Contains(req.URL.Path, "..") {
+			methods, known = oneModel, true
+		}
 		method := req.Method
 		if method == http.MethodHead {
 			method = http.MethodGet

@@ -73,6 +73,11 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 		c.rid, c.names = quoted(rid), []string{rid}
 	}
 	copyHeader(c.header, req.Header)
+	if id := req.Header.Get("X-Request-Id"); id != "" {
+		cl.w.Header().Set("X-Request-Id", id)
+	} else if len(c.names) > 0 {
+		cl.w.Header().Set("X-Request-Id", c.names[0])
+	}
 	c.header.Set("Content-Type", "application/json")
 	_ = cl.ctl.SetWriteDeadline(deadline.Add(deadlineSlack)) // a recorder in a test has none
 	r.arm(c, req, cl.ctl)

@@ -131,7 +131,13 @@ func TestFirstFailureEndsBoth(t *testing.T) {
 		"prefill breaks off":          {sse(role, errReset), silent, 502, "peer_lost", "prefill"},
 		"decode answers nothing":      {silent, say(200, ""), 502, "protocol", "decode"},
 		"decode answers half":         {silent, say(200, `{"choices":[{"index":0`), 502, "protocol", "decode"},
-		"decode redirects":            {silent, say(302, "", "Location", "http://elsewhere/"), 502, "protocol", "decode"},
+		"decode 503 with a silent body": {silent, func(w http.ResponseWriter, r *http.Request, _ *leg1) {
+			w.Header().Set("Retry-After", "7")
+			w.WriteHeader(503)
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}, 503, "unavailable", "decode"},
+		"decode redirects": {silent, say(302, "", "Location", "http://elsewhere/"), 502, "protocol", "decode"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			moment := 10 * time.Millisecond // for the other leg to arrive
@@ -139,7 +145,7 @@ func TestFirstFailureEndsBoth(t *testing.T) {
 				start := time.Now()
 				g := b.chat()
 				e := g.fails(t, c.status, c.cause)
-				if g.took > 300*time.Millisecond {
+				if g.took > 400*time.Millisecond {
 					t.Errorf("the client waited %v", g.took)
 				}
 				if e.Error.Side != c.side || e.Error.Room == "" || e.Error.Phase == "" || e.Error.Peer == "" {
@@ -472,7 +478,9 @@ func TestCloseEndsRequests(t *testing.T) {
 			b.r.Close()
 		}()
 		g := b.chatStream()
-		g.breaks(t, token, "shutdown")
+		if e := g.breaks(t, token, "shutdown"); e.Error.Room == "" || e.Error.Phase != "streaming" {
+			t.Errorf("the error does not say where: %s", g.body)
+		}
 		if g.took != time.Second {
 			t.Errorf("took %v", g.took)
 		}

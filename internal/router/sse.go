@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
@@ -132,6 +133,9 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 		}
 		s.done = true
 		return nil, nil
+	}
+	if !utf8.Valid(data) {
+		return nil, fmt.Errorf("%w: an event is not UTF-8", errMalformed)
 	}
 	look := !s.content || finishKnown(data) || bytes.Contains(data, keyError)
 	if !look {

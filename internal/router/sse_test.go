@@ -62,6 +62,7 @@ func TestStreamVerdicts(t *testing.T) {
 		"done, nobody counts": {done, done, 0, "", false},
 		"half an event":       {token + last + done[:6], token + last, 1, "", true},
 		"bad finish":          {gen("[]"), "", 1, "", true},
+		"bad UTF-8":           {token + "data: {\"x\":\"\xff\"}\n\n", token, 1, "", true},
 		"after done":          {last + done + token + "garbage", last + done, 1, "", false},
 	} {
 		for cutName, cut := range map[string]func(int) int{"whole": whole, "bytes": func(int) int { return 1 }} {

@@ -85,7 +85,7 @@ type Worker struct {
 	Registry *room.Registry
 	Metrics  *prometheus.Registry
 
-	cfg    Config
+	cfg     Config
 	http    *http.Server
 	closer  []func() error // run in order by Close
 	closing atomic.Bool

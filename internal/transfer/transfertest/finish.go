@@ -205,7 +205,8 @@ func testFullQueue(t *testing.T, o Options) {
 			t.Fatalf("%s: %v", out.name, err)
 		}
 	}
-	<-tick // some Done came after the refusal, so now there is room
+	// Some Done comes after the refusal, and then there is room.
+	r.within("waiting for a Done after ErrBusy", func() { <-tick })
 	r.must(p, "retry", write(g, "retry"))
 	seen := make(map[string]int)
 	for _, n := range r.sink.landings(g.ID) {

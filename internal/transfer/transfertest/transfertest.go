@@ -13,14 +13,25 @@
 package transfertest
 
 import (
+	"os"
 	"testing"
 	"time"
 
 	"github.com/baton-pd/baton/internal/transfer"
 )
 
-// patience bounds every wait for something the contract promises.
-const patience = 30 * time.Second
+// patience bounds every wait for something the contract promises. A machine that is
+// slower than that sets PatienceEnv.
+var patience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv(PatienceEnv)); err == nil && d > 0 {
+		return d
+	}
+	return 30 * time.Second
+}()
+
+// PatienceEnv is the environment variable that changes how long the suite waits for what
+// is promised, as a duration such as 2m.
+const PatienceEnv = "BATON_TRANSFERTEST_PATIENCE"
 
 // Options describes the transport under test.
 type Options struct {

@@ -25,6 +25,7 @@ func newSetup() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&o.Dir, "dir", "", "cache directory (default: $BATON_CACHE or the user's cache directory)")
+	c.Flags().StringVar(&o.LibDir, "lib-dir", "", "take the engine library from here instead of fetching it")
 	c.Flags().BoolVar(&o.Offline, "offline", false, "only check what is there; fetch nothing")
 	c.Flags().BoolVar(&o.NoModel, "no-model", false, "fetch only the engine library")
 	return c

@@ -68,6 +68,10 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 			return usageError{fmt.Errorf("--bootstrap-listen: %w", err)}
 		}
 	}
+	if w.id == "" {
+		w.id = l.Addr().String()
+	}
+	log = log.With("worker", w.id)
 	began := time.Now()
 	eng, err := w.engineFlags.open(log)
 	if err != nil {

@@ -230,12 +230,8 @@ func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer) ([
 
 // config is the worker's, without its log and transports.
 func (w *workerFlags) config(eng engine.Compute, l net.Listener) worker.Config {
-	id := w.id
-	if id == "" {
-		id = l.Addr().String()
-	}
 	return worker.Config{
-		ID: id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison,
+		ID: w.id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison,
 		MaxQueue: w.maxQueue, MaxRunning: w.maxRunning, Timeouts: w.timeouts,
 		Session: session.Tuning{KeepaliveTime: w.keepaliveTime, KeepaliveTimeout: w.keepaliveMax},
 		MaxBody: int64(w.maxBodyMiB) << 20, AllowLocal: w.local, LocalOnly: w.monolithic, Version: version,

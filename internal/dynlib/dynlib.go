@@ -28,6 +28,7 @@ type NotFoundError struct {
 	Near string // a versioned sibling that is there, e.g. "libllama.v0.5.0.so"; "" if none
 }
 
+// Error says what to do where a near miss is there.
 func (e *NotFoundError) Error() string {
 	msg := fmt.Sprintf("shared library %s not found in %s", e.File, e.Dir)
 	if e.Near != "" {
@@ -45,6 +46,7 @@ type OpenError struct {
 	Reason string // the loader's own words
 }
 
+// Error keeps the loader's words.
 func (e *OpenError) Error() string {
 	return fmt.Sprintf("open shared library %s: %s", e.Path, e.Reason)
 }
@@ -55,6 +57,7 @@ type MissingSymbolsError struct {
 	Names []string
 }
 
+// Error lists all of them.
 func (e *MissingSymbolsError) Error() string {
 	return fmt.Sprintf("shared library %s is of another release: it lacks %d function(s): %s",
 		e.Path, len(e.Names), strings.Join(e.Names, ", "))

@@ -86,6 +86,7 @@ type UnsupportedError struct {
 	Package  string // npm package that should hold it; "" if none is known
 }
 
+// Error says how to bring a library of one's own.
 func (e *UnsupportedError) Error() string {
 	if e.Package == "" {
 		return fmt.Sprintf("no engine library is known for %s: build %s yourself and give its directory with --lib-dir",

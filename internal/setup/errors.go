@@ -25,6 +25,7 @@ type ChecksumError struct {
 	Want, Got string // SHA-256, hex
 }
 
+// Error shows both sums and what to do.
 func (e *ChecksumError) Error() string {
 	return fmt.Sprintf("checksum of %s does not match:\n  expected sha256 %s\n  got      sha256 %s\n"+
 		"the download is damaged or another file: clear the client's cache (npm cache clean --force, pip cache purge) and "+
@@ -41,6 +42,7 @@ type FetchError struct {
 	Err    error
 }
 
+// Error adds a hint where the reason is known.
 func (e *FetchError) Error() string {
 	msg := fmt.Sprintf("%s could not fetch %s", e.Client, e.Spec)
 	switch {

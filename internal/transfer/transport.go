@@ -153,11 +153,18 @@ type Peer interface {
 }
 
 var (
-	ErrClosed   = errors.New("transfer: closed")
-	ErrBusy     = errors.New("transfer: send queue full")
-	ErrSession  = errors.New("transfer: session unknown or already open")
-	ErrGrant    = errors.New("transfer: grant unknown, revoked or of another session")
-	ErrBounds   = errors.New("transfer: write outside its grant")
+	// ErrClosed: this end was closed by its owner.
+	ErrClosed = errors.New("transfer: closed")
+	// ErrBusy: the send queue is full; the write is still the caller's.
+	ErrBusy = errors.New("transfer: send queue full")
+	// ErrSession: the session is not open at the target, or is already.
+	ErrSession = errors.New("transfer: session unknown or already open")
+	// ErrGrant: no byte of the write was, or no further byte will be, stored.
+	ErrGrant = errors.New("transfer: grant unknown, revoked or of another session")
+	// ErrBounds: nothing was stored; the whole write is checked first.
+	ErrBounds = errors.New("transfer: write outside its grant")
+	// ErrTooLarge: the transport cannot carry such a write at all.
 	ErrTooLarge = errors.New("transfer: too many segments or notification too large")
+	// ErrPeerLost: the connection ended before the write was answered; it may be applied.
 	ErrPeerLost = errors.New("transfer: connection to peer lost")
 )

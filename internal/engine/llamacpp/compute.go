@@ -23,6 +23,7 @@ func usage(format string, args ...any) error {
 // can be tried again.
 type BadLogitsError struct{ Seq engine.Seq }
 
+// Error names the sequence.
 func (e *BadLogitsError) Error() string {
 	return fmt.Sprintf("llamacpp: the model's output for sequence %d is not a number: its KV or the model is damaged", e.Seq)
 }

@@ -24,6 +24,7 @@ type Error struct {
 	Err    error // cause from the file system, or nil
 }
 
+// Error names the file and the reason.
 func (e *Error) Error() string {
 	msg := fmt.Sprintf("model file %s: %s", e.Path, e.Reason)
 	if e.Err != nil {

@@ -181,7 +181,7 @@ func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
 		w.loopEnded("session listener", server.Serve(bootstrap))
 	}()
 	p := sched.NewPrefill(sched.PrefillConfig{
-		Engine: c.Engine, Senders: senders, MaxQueue: c.MaxQueue, MaxActive: c.MaxRunning, Log: c.Log, Registerer: w.Metrics,
+		Engine: c.Engine, Senders: senders, MaxQueue: c.MaxQueue, MaxActive: c.MaxRunning, Account: w.holdings, Log: c.Log, Registerer: w.Metrics,
 	})
 	w.Sched = p
 	w.closer = []func() error{
@@ -226,7 +226,7 @@ func NewDecode(c Config) (*Worker, error) {
 	})
 	receivers.Start(client)
 	d := sched.NewDecode(sched.DecodeConfig{
-		Engine: c.Engine, Receivers: receivers, MaxQueue: c.MaxQueue, MaxRunning: c.MaxRunning, Log: c.Log, Registerer: w.Metrics,
+		Engine: c.Engine, Receivers: receivers, MaxQueue: c.MaxQueue, MaxRunning: c.MaxRunning, Account: w.holdings, Log: c.Log, Registerer: w.Metrics,
 	})
 	w.Sched = d
 	w.closer = []func() error{d.Close, client.Close, receivers.Close, pool.Close, c.Engine.Close}
@@ -307,6 +307,13 @@ func newEpoch() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return binary.LittleEndian.Uint64(b[:]) | 1
+}
+
+// holdings adds what the hub holds to the scheduler's snapshot.
+func (w *Worker) holdings(s *sched.Snapshot) {
+	p, r := w.Pool.Stats(), w.Registry.Stats()
+	s.PagesTotal, s.PagesFree, s.PagesQuarantine = p.Total, p.Free, p.Quarantine
+	s.Rooms, s.Tombstones = r.Rooms(), r.Tombstones
 }
 
 // accounting is what /server_info adds: everything that must return to the idle

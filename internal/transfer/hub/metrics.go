@@ -69,6 +69,9 @@ var (
 	roomsDesc = prometheus.NewDesc("baton_rooms", "Rooms that are not forgotten yet, by state.", []string{"side", "state"}, nil)
 	ageDesc   = prometheus.NewDesc("baton_room_oldest_age_seconds", "Age of the oldest room in a state; a non-terminal one that only grows is a pin.", []string{"side", "state"}, nil)
 	tombDesc  = prometheus.NewDesc("baton_room_tombstones", "Ended or aborted rooms that are remembered.", []string{"side"}, nil)
+	evictDesc = prometheus.NewDesc("baton_room_tombstones_evicted_total", "Rooms forgotten before their time, for want of space.", []string{"side"}, nil)
+	drainDesc = prometheus.NewDesc("baton_rooms_undrained", "Rooms that have failed and for which bytes may still be stored.", []string{"side"}, nil)
+	eventDesc = prometheus.NewDesc("baton_room_events_ignored_total", "Events that changed nothing: of another life (stale), repeated (duplicate), a later cause of a failed room (late_cause); and writes and grants not made because the room had ended (skipped).", []string{"side", "kind"}, nil)
 )
 
 // roomCollector reads the registry when scraped.
@@ -81,6 +84,9 @@ func (c roomCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- roomsDesc
 	ch <- ageDesc
 	ch <- tombDesc
+	ch <- evictDesc
+	ch <- drainDesc
+	ch <- eventDesc
 }
 
 func (c roomCollector) Collect(ch chan<- prometheus.Metric) {
@@ -90,4 +96,9 @@ func (c roomCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(ageDesc, prometheus.GaugeValue, s.OldestAge[st].Seconds(), c.side.String(), st.String())
 	}
 	ch <- prometheus.MustNewConstMetric(tombDesc, prometheus.GaugeValue, float64(s.Tombstones), c.side.String())
+	ch <- prometheus.MustNewConstMetric(evictDesc, prometheus.CounterValue, float64(s.EvictedTombstones), c.side.String())
+	ch <- prometheus.MustNewConstMetric(drainDesc, prometheus.GaugeValue, float64(s.Undrained), c.side.String())
+	for kind, n := range map[string]uint64{"stale": s.Stale, "duplicate": s.Duplicates, "late_cause": s.LateCauses, "skipped": s.Skipped} {
+		ch <- prometheus.MustNewConstMetric(eventDesc, prometheus.CounterValue, float64(n), c.side.String(), kind)
+	}
 }

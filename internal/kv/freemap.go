@@ -1,10 +1,6 @@
 package kv
 
-import (
-	"cmp"
-	"math/bits"
-	"slices"
-)
+import "math/bits"
 
 // freeMap is the set of free pages, one bit each. Not safe for concurrent use.
 //
@@ -55,15 +51,16 @@ func (f *freeMap) next(i int, set bool) int {
 	return f.pages
 }
 
-// runs lists the maximal runs of free pages in order.
-func (f *freeMap) runs() []run {
-	var rs []run
+// runs yields the maximal runs of free pages in order. The caller may take pages of a
+// run that it has been given.
+func (f *freeMap) runs(yield func(run) bool) {
 	for i := f.next(0, true); i < f.pages; {
 		end := f.next(i, false)
-		rs = append(rs, run{i, end - i})
+		if !yield(run{i, end - i}) {
+			return
+		}
 		i = f.next(end, true)
 	}
-	return rs
 }
 
 // take removes n pages, or none and says false. They come from the tightest single run that
@@ -73,26 +70,49 @@ func (f *freeMap) take(n int) ([]PageID, bool) {
 	if n > f.free {
 		return nil, false
 	}
-	rs := f.runs()
-	best := -1
-	for i, r := range rs {
-		if r.n >= n && (best < 0 || r.n < rs[best].n) {
-			best = i
-		}
-	}
-	if best >= 0 {
-		rs = []run{rs[best]}
-	} else {
-		slices.SortStableFunc(rs, func(a, b run) int { return cmp.Compare(b.n, a.n) })
-	}
 	ids := make([]PageID, 0, n)
-	for _, r := range rs {
-		for p := r.at; p < r.at+r.n && len(ids) < n; p++ {
-			f.words[p/64] &^= 1 << (p % 64)
-			ids = append(ids, PageID(p))
+	if n == 0 {
+		return ids, true
+	}
+	best := run{n: f.pages + 1}
+	shorter := make([]int, n) // how many runs there are of each length below n
+	for r := range f.runs {
+		if r.n < n {
+			shorter[r.n]++
+		} else if r.n < best.n {
+			best = r
 		}
+		if best.n == n {
+			break
+		}
+	}
+	if best.n <= f.pages {
+		return f.takeRun(ids, best.at, n), true
+	}
+	// All runs longer than cut are taken whole, and left pages of those that are as long.
+	cut, left := n-1, n
+	for ; shorter[cut]*cut < left; cut-- {
+		left -= shorter[cut] * cut
+	}
+	for r := range f.runs {
+		switch {
+		case r.n > cut:
+			ids = f.takeRun(ids, r.at, r.n)
+		case r.n == cut && left > 0:
+			k := min(left, cut)
+			ids = f.takeRun(ids, r.at, k)
+			left -= k
+		}
+	}
+	return ids, true
+}
+
+// takeRun marks pages [at, at+n) taken and appends them to ids.
+func (f *freeMap) takeRun(ids []PageID, at, n int) []PageID {
+	for p := at; p < at+n; p++ {
+		f.words[p/64] &^= 1 << (p % 64)
+		ids = append(ids, PageID(p))
 	}
 	f.free -= n
-	slices.Sort(ids)
-	return ids, true
+	return ids
 }

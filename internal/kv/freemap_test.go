@@ -42,8 +42,8 @@ func TestFreeMapAgainstBools(t *testing.T) {
 			} else {
 				held = append(held, takeAndCheck(t, seed, f, free, rng.IntN(pages/2+2))...)
 			}
-			if !slices.Equal(f.runs(), naiveRuns(free)) || f.free != pages-len(held) {
-				t.Fatalf("seed %d: runs %v, want %v; %d free, %d held", seed, f.runs(), naiveRuns(free), f.free, len(held))
+			if !slices.Equal(slices.Collect(f.runs), naiveRuns(free)) || f.free != pages-len(held) {
+				t.Fatalf("seed %d: runs %v, want %v; %d free, %d held", seed, slices.Collect(f.runs), naiveRuns(free), f.free, len(held))
 			}
 		}
 		if f.put(PageID(pages)) {
@@ -70,6 +70,9 @@ func takeAndCheck(t *testing.T, seed uint64, f *freeMap, free []bool, n int) []P
 	if !slices.IsSorted(ids) {
 		t.Fatalf("seed %d: %v is not ascending", seed, ids)
 	}
+	if ok && n > 0 && tightest == 0 {
+		fewestPieces(t, seed, rs, ids)
+	}
 	if ok && n > 0 && tightest > 0 {
 		in := slices.IndexFunc(rs, func(r run) bool { return r.at <= int(ids[0]) && int(ids[0]) < r.at+r.n })
 		if int(ids[n-1]-ids[0]) != n-1 || rs[in].n != tightest {
@@ -83,6 +86,26 @@ func takeAndCheck(t *testing.T, seed uint64, f *freeMap, free []bool, n int) []P
 		free[p] = false
 	}
 	return ids
+}
+
+// fewestPieces: no choice of runs holds as many pages as ids in fewer pieces.
+func fewestPieces(t *testing.T, seed uint64, rs []run, ids []PageID) {
+	t.Helper()
+	slices.SortFunc(rs, func(a, b run) int { return b.n - a.n })
+	want, sum := 0, 0
+	for sum < len(ids) {
+		sum += rs[want].n
+		want++
+	}
+	got := 0
+	for i, id := range ids {
+		if i == 0 || id != ids[i-1]+1 {
+			got++
+		}
+	}
+	if got != want {
+		t.Fatalf("seed %d: %v is in %d pieces, %d would do", seed, ids, got, want)
+	}
 }
 
 func TestFewestPieces(t *testing.T) {

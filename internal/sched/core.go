@@ -70,7 +70,7 @@ func (c *core) start(turn func() bool) {
 	go c.loop.run(turn, c.publish, c.died)
 }
 
-// publish shows the engine's occupancy to Snapshot; loop goroutine only.
+// publish shows the engine's occupancy to Snapshot, after every turn; loop goroutine only.
 func (c *core) publish() {
 	c.cellsUsed.Store(int64(c.eng.UsedCells()))
 	c.seqsUsed.Store(int64(c.budget.seqsUsed()))

@@ -98,8 +98,8 @@ func (l *loop) stop() {
 }
 
 // run is the goroutine. turn does a bounded piece of work and reports whether there
-// is more; idle is called before each sleep; died hears of a panic and its stack, before gone closes.
-func (l *loop) run(turn func() bool, idle func(), died func(c *room.Cause, stack []byte)) {
+// is more; after is called when it has returned; died hears of a panic and its stack, before gone closes.
+func (l *loop) run(turn func() bool, after func(), died func(c *room.Cause, stack []byte)) {
 	defer close(l.gone)
 	defer func() {
 		if p := recover(); p != nil {
@@ -121,10 +121,11 @@ func (l *loop) run(turn func() bool, idle func(), died func(c *room.Cause, stack
 		for _, f := range todo {
 			f()
 		}
-		if turn() || len(todo) > 0 {
+		more := turn() || len(todo) > 0
+		after()
+		if more {
 			continue
 		}
-		idle()
 		l.mu.Lock()
 		l.since = time.Time{}
 		l.mu.Unlock()

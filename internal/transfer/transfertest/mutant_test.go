@@ -83,6 +83,31 @@ var mutants = []struct {
 		m.revoke = func(t transfer.Target, id transfer.GrantID) bool { t.Revoke(id); return false }
 	}},
 	{"tells of a fence twice", "Sessions", func(m *mutant) { m.fenced = 2 }},
+	{"loses a completion", "ManyWriters", func(m *mutant) {
+		var n atomic.Int32
+		m.post = func(p transfer.Peer, w transfer.Write) error {
+			if done := w.Done; n.Add(1) == 100 {
+				w.Done = func(err error) {
+					if err != nil {
+						done(err)
+					}
+				}
+			}
+			return p.Post(w)
+		}
+	}},
+	{"hides why it refused", "Refusals", func(m *mutant) {
+		m.post = func(p transfer.Peer, w transfer.Write) error {
+			done := w.Done
+			w.Done = func(err error) {
+				if err != nil {
+					err = errors.New("no")
+				}
+				done(err)
+			}
+			return p.Post(w)
+		}
+	}},
 	{"leaves writes behind", "PeerClose", func(m *mutant) { m.lazyClose = true }},
 	{"does what it refused", "FullQueue", func(m *mutant) {
 		var first atomic.Bool

@@ -28,7 +28,6 @@ func newBenchLifecycle() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "lifecycle",
 		Short: "The room core alone: ns a step, bytes a live room, aborts",
-		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rows, err := bench.Lifecycle(rooms, aborts)
 			if err != nil {
@@ -76,7 +75,6 @@ func newBenchServe(g *globals) *cobra.Command {
 as a single process (and llama-server, if it is on PATH), and runs the same work on each, in
 turn. Threads: ttft and decode compare one thread with one; the last work gives the
 single process both threads that the two workers have.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	b.e.add(c.Flags())

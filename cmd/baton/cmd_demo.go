@@ -30,7 +30,6 @@ func newDemo(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "The short proof: stream an answer, kill the prefill worker under a request, see its error, recover",
-		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := context.WithTimeout(cmd.Context(), 85*time.Second)
 			defer stop()

@@ -39,7 +39,6 @@ func newRouter(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "router",
 		Short: "Run the router: gives each request a room and both its workers",
-		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), g) },
 	}
 	f := c.Flags()

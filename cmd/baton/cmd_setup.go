@@ -13,7 +13,6 @@ func newSetup() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "setup",
 		Short: "Fetch the engine library and the default model, verified by checksum",
-		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Out = cmd.OutOrStdout()
 			p, err := setup.Run(cmd.Context(), o)

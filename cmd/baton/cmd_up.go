@@ -46,7 +46,6 @@ func newUp(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Serve on this machine: router, prefill and decode workers as supervised processes",
-		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return u.run(cmd.Context(), g, cmd.OutOrStdout())
 		},

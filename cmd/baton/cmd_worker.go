@@ -19,7 +19,6 @@ func newPrefill(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "prefill",
 		Short: "Run a prefill worker: computes prompts and sends their KV",
-		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return w.run(cmd.Context(), g, "prefill", bootstrap)
 		},
@@ -35,7 +34,6 @@ func newDecode(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "decode",
 		Short: "Run a decode worker: receives KV and streams tokens",
-		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w.monolithic, w.local = monolithic, local
 			return w.run(cmd.Context(), g, "decode", "")

@@ -75,7 +75,7 @@ func (e *engineFlags) locate() error {
 	}
 	p, err := setup.Locate(e.cacheDir)
 	if err != nil {
-		return fmt.Errorf("%w; run `baton setup`, or name --model and --lib-dir", err)
+		return fmt.Errorf("%w, or name --model and --lib-dir", err)
 	}
 	if e.model == "" {
 		e.model = p.Model

@@ -22,7 +22,6 @@ type Lease struct {
 	pages    []PageID // constant
 	label    string
 	deadline time.Time
-	since    time.Time
 
 	// Under pool.mu.
 	request  bool // held by the request

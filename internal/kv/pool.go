@@ -115,7 +115,7 @@ func (p *Pool) Alloc(n int, label string, deadline time.Time) (*Lease, error) {
 			p.inspect(id, label)
 		}
 	}
-	l := &Lease{pool: p, pages: ids, label: label, deadline: deadline, since: p.cfg.Now(), request: true, dueAt: -1}
+	l := &Lease{pool: p, pages: ids, label: label, deadline: deadline, request: true, dueAt: -1}
 	p.live[l] = struct{}{}
 	p.st.Allocs++
 	p.st.Request += n

@@ -55,6 +55,9 @@ func (cl *client) whole(h http.Header, status int, body []byte) error {
 // and a connection that breaks off.
 func (cl *client) fail(f *failure) {
 	e := f.err
+	// What ended the request bounded the writes of before (see Router.arm), perhaps some time ago on a busy machine: the
+	// error has its own time.
+	_ = cl.ctl.SetWriteDeadline(time.Now().Add(deadlineSlack)) // a recorder in a test has none
 	if cl.started {
 		cl.cut = true
 		if f.gone {

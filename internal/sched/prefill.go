@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,6 +56,10 @@ type prefillJob struct {
 	// want tells the driver that staging for the next chunk is needed. Capacity:
 	// one entry a chunk, so the loop never blocks.
 	want chan struct{}
+	// claim decides once whether the engine ever works for the request: unclaimed, then
+	// claimEngine by the loop when it gives it cells, or claimGone by the driver when
+	// the request ends first.
+	claim atomic.Int32
 
 	resident bool // holds seq and cells
 	seq      engine.Seq
@@ -62,6 +67,13 @@ type prefillJob struct {
 	exported int        // chunks handed to the room; exported <= computed
 	staged   [][][]byte // staging of chunks exported, exported+1, ...
 }
+
+// Values of prefillJob.claim.
+const (
+	unclaimed   int32 = 0
+	claimEngine int32 = 1
+	claimGone   int32 = 2
+)
 
 func (j *prefillJob) chunks() int { return len(j.bounds) - 1 }
 
@@ -138,8 +150,14 @@ func (p *Prefill) drive(j *prefillJob) {
 	if c := j.failure(); c != nil {
 		j.sending.Cancel(c) // first: the peer hears of it while the engine is still being stopped
 	}
-	// The loop may be writing into staging memory: Release only after it has let go.
-	p.awaitOver(j.life, func() { p.release(j) })
+	if j.claim.CompareAndSwap(unclaimed, claimGone) {
+		// The engine never held anything of it. It only stands in a line, and need not wait until the
+		// chunk of another is computed.
+		p.loop.post(func() { p.release(j) })
+	} else {
+		// The loop may be writing into staging memory: Release only after it has let go.
+		p.awaitOver(j.life, func() { p.release(j) })
+	}
 	j.sending.Release()
 	if j.failure() == nil {
 		for i := range j.req.N {
@@ -270,6 +288,9 @@ func (p *Prefill) admitWaiting() {
 		j, ok := p.waiting.next(func(j *prefillJob) bool { return !j.dead() && p.budget.fits(j.cells(), 1) })
 		if !ok {
 			return
+		}
+		if !j.claim.CompareAndSwap(unclaimed, claimEngine) {
+			continue // it has ended and is out of the line now
 		}
 		p.budget.take(j.cells())
 		j.seq, j.resident = p.budget.takeSeq(), true

@@ -317,7 +317,7 @@ func (r *rig) verdict(t *testing.T, c faultCase, a asked, deadline time.Duration
 	case mustSucceed:
 		t.Errorf("failed although nobody should have noticed: %v", got)
 	case routerDied: // whatever the client sees of a dead endpoint
-	case got.Err != nil:
+	case got.Err != nil && got.Cause == nil: // with a cause the connection breaks off by design
 		t.Errorf("a connection broke without a word of its cause: %v", got)
 	case got.Cause == nil || got.Cause.Detail == "":
 		t.Errorf("an error without its cause: %v", got)

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -133,14 +132,13 @@ func (s *server) readBody(w *response, r *http.Request) ([]byte, *openai.Error) 
 		w.Header().Set("Connection", "close") // nobody will read the rest
 		return nil, tooLarge
 	}
-	var buf bytes.Buffer
-	_, err := buf.ReadFrom(http.MaxBytesReader(w.ResponseWriter, r.Body, s.MaxBody))
+	body, err := openai.ReadBody(http.MaxBytesReader(w.ResponseWriter, r.Body, s.MaxBody))
 	var max *http.MaxBytesError
 	switch {
 	case err == nil:
 		// The deadline must go: net/http watches for the client's disconnect by reading on.
 		_ = w.ctl.SetReadDeadline(time.Time{})
-		return buf.Bytes(), nil
+		return body, nil
 	case errors.As(err, &max):
 		return nil, tooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -131,17 +130,13 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 	if time.Until(deadline) < r.cfg.BodyTimeout {
 		_ = cl.ctl.SetReadDeadline(deadline) // a recorder in a test has none
 	}
-	var buf bytes.Buffer
-	if req.ContentLength > 0 {
-		buf.Grow(int(req.ContentLength) + bytes.MinRead)
-	}
-	_, err := buf.ReadFrom(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody))
+	body, err := openai.ReadBody(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody))
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:
 		// net/http notices the client's leaving by reading on.
 		_ = cl.ctl.SetReadDeadline(time.Time{})
-		return buf.Bytes(), nil
+		return body, nil
 	case errors.As(err, &large):
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -1,0 +1,65 @@
+package openai
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"testing/iotest"
+)
+
+func TestReadBody(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{0, 1, firstPiece - 1, firstPiece, firstPiece + 1, 5 * firstPiece, maxPiece, 3*maxPiece + 7} {
+		want := make([]byte, n)
+		for i := range want {
+			want[i] = byte(r.Uint32())
+		}
+		for name, from := range map[string]io.Reader{
+			"whole": bytes.NewReader(want), "halves": iotest.HalfReader(bytes.NewReader(want)), "data with end": iotest.DataErrReader(bytes.NewReader(want)),
+		} {
+			if got, err := ReadBody(from); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%d bytes, %s: %d bytes, %v", n, name, len(got), err)
+			}
+		}
+	}
+	broken := errors.New("broken")
+	if got, err := ReadBody(io.MultiReader(bytes.NewReader(make([]byte, 100)), iotest.ErrReader(broken))); !errors.Is(err, broken) || got != nil {
+		t.Errorf("broken reader: %d bytes, %v", len(got), err)
+	}
+}
+
+// zeros gives n zero bytes, then an error.
+type zeros struct {
+	n   int
+	err error
+}
+
+func (z *zeros) Read(p []byte) (int, error) {
+	if z.n == 0 {
+		return 0, z.err
+	}
+	n := min(len(p), z.n)
+	clear(p[:n])
+	z.n -= n
+	return n, nil
+}
+
+// TestReadBodyMemory: what is allocated for a body that is refused is little more than the body.
+func TestReadBodyMemory(t *testing.T) {
+	const size = 32 << 20
+	for name, s := range map[string]struct {
+		end  error
+		most uint64
+	}{"refused": {errors.New("too large"), size + size/8}, "taken": {io.EOF, 2*size + size/8}} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _ = ReadBody(&zeros{size, s.end})
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > s.most {
+			t.Errorf("%s: %d bytes were allocated for %d", name, got, size)
+		}
+	}
+}

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/goleak"
 
 	"github.com/baton-pd/baton/internal/engine/sim"
@@ -149,7 +148,7 @@ func describe(t *testing.T, reg *prometheus.Registry, out map[string]metric) {
 	}
 	for _, f := range families {
 		if m, ours := out[f.GetName()]; ours {
-			m.kind = strings.ToLower(dto.MetricType_name[int32(f.GetType())])
+			m.kind = strings.ToLower(f.GetType().String())
 			out[f.GetName()] = m
 		}
 	}

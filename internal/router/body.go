@@ -36,7 +36,7 @@ type parsed struct {
 func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 	rest, err := openai.Rewrite(body, ours...)
 	if err != nil {
-		return nil, invalidBody("%v", err)
+		return nil, invalidBody("%s", openai.FromErr(err).Cause.Detail)
 	}
 	var m map[string]json.RawMessage
 	if err := json.Unmarshal(body, &m); err != nil {

@@ -138,10 +138,17 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.grace)
 	defer cancel()
 	err = srv.Shutdown(grace)
+	rt.Close() // what still runs is told that the router shuts down
 	if err != nil {
-		err = srv.Close()
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
+		defer cancel()
+		if err = srv.Shutdown(last); err != nil {
+			err = srv.Close()
+		}
 	}
 	<-served
-	rt.Close()
 	return err
 }
+
+// farewell is the time for writing the last errors to clients.
+const farewell = time.Second

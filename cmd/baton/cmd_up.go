@@ -133,7 +133,7 @@ func (u *upFlags) plan(g *globals) (*up, error) {
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(p))
 	}
 	p := &up{router: u.listen, note: note}
-	common := []string{"--log-level", g.logLevel, "--log-format", g.logFormat}
+	common := []string{"--log-level", g.logLevel, "--log-format", g.logFormat, "--shutdown-grace", u.grace.String()}
 	routerArgs := append([]string{"router", "--listen", u.listen}, common...)
 	add := func(name, addr string, args []string) {
 		p.specs = append(p.specs, supervise.Spec{Name: name, Path: self, Args: args, ReportsReady: true,

@@ -1,5 +1,5 @@
 // Package bench measures Baton as its users would: whole requests against real
-// processes ([Serve]) and the lifecycle core alone ([Lifecycle]). Absolute times
+// processes ([TTFT], [Decode], [Interference]) and the lifecycle core alone ([Lifecycle]). Absolute times
 // depend on the machine; ratios within one run are what to compare.
 package bench
 

@@ -1,7 +1,7 @@
-// Package transfer moves KV from a prefill worker's memory into a decode
-// worker's pool. It holds the [Transport] interface (one package below this one
-// for each implementation) and the two shells, [SenderHub] and [ReceiverHub],
-// that drive the room machines with transports, pools and sessions.
+// Package transfer is how KV gets from a prefill worker's memory into a decode
+// worker's pool: the [Transport] interface (one package below this one for each
+// implementation), and the ports that schedulers see, [Senders] and [Receivers], whose
+// shells are in package hub.
 //
 // A transport is one-sided: the prefill side stores bytes into memory the decode
 // side has registered, only inside pages named by a live [Grant], and only on a

@@ -45,6 +45,6 @@
 //
 // # Concurrency
 //
-// One goroutine owns an [Engine]. Its [Tokenizer] may be used by any number of goroutines,
+// One goroutine owns an [Engine]. Its tokenizer may be used by any number of goroutines,
 // also after Close (it then gives errors). The library itself is loaded once a process.
 package llamacpp

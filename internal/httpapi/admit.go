@@ -129,7 +129,8 @@ func (s *server) readBody(w *response, r *http.Request) ([]byte, *openai.Error) 
 	}
 	tooLarge := openai.NewError(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body is larger than %d bytes", s.MaxBody)
 	if r.ContentLength > s.MaxBody {
-		w.Header().Set("Connection", "close") // nobody will read the rest
+		w.Header().Set("Connection", "close")
+		openai.Drain(w.ResponseWriter, r)
 		return nil, tooLarge
 	}
 	body, err := openai.ReadBody(http.MaxBytesReader(w.ResponseWriter, r.Body, s.MaxBody))
@@ -140,6 +141,8 @@ func (s *server) readBody(w *response, r *http.Request) ([]byte, *openai.Error) 
 		_ = w.ctl.SetReadDeadline(time.Time{})
 		return body, nil
 	case errors.As(err, &max):
+		w.Header().Set("Connection", "close")
+		openai.Drain(w.ResponseWriter, r)
 		return nil, tooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")

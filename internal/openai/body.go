@@ -1,6 +1,10 @@
 package openai
 
-import "io"
+import (
+	"io"
+	"net/http"
+	"time"
+)
 
 // The pieces in which ReadBody reads: most bodies fit the first.
 const (
@@ -35,4 +39,24 @@ func ReadBody(r io.Reader) ([]byte, error) {
 			return nil, err
 		}
 	}
+}
+
+// What Drain reads at most.
+const (
+	drainBytes = 256 << 20
+	drainTime  = 3 * time.Second
+)
+
+// Drain reads and forgets what a client still sends although its body is refused. Many clients, the
+// OpenAI Python client among them, look for an answer only when they have sent everything; a
+// connection that is closed under them is a network failure to them, which they repeat. A client
+// that asked before it sent (Expect: 100-continue) has not sent anything.
+func Drain(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Expect") != "" {
+		return
+	}
+	if http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime)) != nil {
+		return // without a deadline it might take for ever
+	}
+	_, _ = io.CopyN(io.Discard, r.Body, drainBytes) // however it ends, the answer comes next
 }

@@ -1,10 +1,15 @@
 package openai
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"testing"
 	"testing/iotest"
@@ -60,6 +65,38 @@ func TestReadBodyMemory(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		if got := after.TotalAlloc - before.TotalAlloc; got > s.most {
 			t.Errorf("%s: %d bytes were allocated for %d", name, got, size)
+		}
+	}
+}
+
+// TestDrain: a client that sends all of its refused body before it reads gets the answer; one that asks
+// first need not send it.
+func TestDrain(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		Drain(w, r)
+		w.Header().Set("Connection", "close")
+		WriteError(w, NewError(http.StatusRequestEntityTooLarge, CodeBodyTooLarge, "", "too large"))
+	}))
+	defer srv.Close()
+	const size = 32 << 20 // more than all buffers on the way
+	for _, expect := range []string{"", "Expect: 100-continue\r\n"} {
+		c, err := net.Dial("tcp", srv.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n", size, expect)
+		if expect == "" {
+			if _, err := c.Write(make([]byte, size)); err != nil {
+				t.Fatalf("the connection was closed while the body was sent: %v", err)
+			}
+		}
+		res, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if res.Body.Close(); res.StatusCode != http.StatusRequestEntityTooLarge {
+			t.Errorf("status %s", res.Status)
 		}
 	}
 }

@@ -375,6 +375,23 @@ func Marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
+// Members checks body as the parsers do and returns its top-level members by name. The values alias body.
+func Members(body []byte) (map[string]json.RawMessage, error) {
+	members, err := splitObject(body)
+	if err != nil {
+		return nil, invalid("", "%v", err)
+	}
+	out := make(map[string]json.RawMessage, len(members))
+	for _, m := range members {
+		out[m.key] = m.raw
+	}
+	return out, nil
+}
+
+// Elements returns the elements of a list that is sound JSON, but only the first most+1 of a longer
+// one. They alias raw. ok is false if it is no list.
+func Elements(raw json.RawMessage, most int) (elems [][]byte, ok bool) { return splitArray(raw, most) }
+
 // Field is one top-level member to set with [Rewrite]; a nil Value removes it.
 type Field struct {
 	Name  string

@@ -38,9 +38,9 @@ func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 	if err != nil {
 		return nil, invalidBody("%s", openai.FromErr(err).Cause.Detail)
 	}
-	var m map[string]json.RawMessage
-	if err := json.Unmarshal(body, &m); err != nil {
-		return nil, invalidBody("invalid JSON: %v", err)
+	m, err := openai.Members(body)
+	if err != nil {
+		return nil, invalidBody("%s", openai.FromErr(err).Cause.Detail)
 	}
 	p := &parsed{rest: rest[1:], prompts: 1}
 	if raw := m["stream"]; raw != nil && !isNull(raw) && json.Unmarshal(raw, &p.stream) != nil {
@@ -50,19 +50,35 @@ func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 		return nil, e
 	}
 	p.choices = p.prompts * p.countChoices(kind, m)
-	if raw := m["rid"]; raw != nil && !isNull(raw) {
-		p.rid = raw
-		var one string
-		if json.Unmarshal(raw, &one) == nil {
-			p.names = []string{one}
-		} else if json.Unmarshal(raw, &p.names) != nil {
-			return nil, invalidValue("rid", "rid must be a string or a list of strings")
-		}
-		if len(p.names) == 0 {
-			p.rid = nil // an empty list names nothing
-		}
+	if e := p.readRID(m["rid"]); e != nil {
+		return nil, e
 	}
 	return p, nil
+}
+
+// readRID takes the client's request id: a string, or a list of them.
+func (p *parsed) readRID(raw json.RawMessage) *openai.Error {
+	if raw == nil || isNull(raw) {
+		return nil
+	}
+	list, ok := openai.Elements(raw, openai.MaxPrompts)
+	if !ok {
+		list = [][]byte{raw}
+	}
+	if len(list) > openai.MaxPrompts {
+		return invalidValue("rid", "rid has more than %d entries", openai.MaxPrompts)
+	}
+	for _, one := range list {
+		var name string
+		if isNull(one) || json.Unmarshal(one, &name) != nil {
+			return invalidValue("rid", "rid must be a string or a list of strings")
+		}
+		p.names = append(p.names, name)
+	}
+	if len(p.names) > 0 { // an empty list names nothing
+		p.rid = raw
+	}
+	return nil
 }
 
 // countPrompts tells a list of prompts from a prompt that is a list of tokens.
@@ -83,12 +99,9 @@ func (p *parsed) countPrompts(kind openai.Kind, m map[string]json.RawMessage) *o
 		if first := bytes.TrimLeft(raw[1:], " \t\r\n"); first[0] != '"' && first[0] != '[' {
 			continue // tokens, or something the worker will refuse
 		}
-		var list []json.RawMessage
-		if err := json.Unmarshal(raw, &list); err != nil {
-			return invalidValue(name, "%s: %v", name, err)
-		}
+		list, _ := openai.Elements(raw, openai.MaxPrompts) // a list it is
 		if len(list) > openai.MaxPrompts {
-			return invalidValue(name, "%s has %d prompts; at most %d", name, len(list), openai.MaxPrompts)
+			return invalidValue(name, "%s has more than %d prompts", name, openai.MaxPrompts)
 		}
 		p.prompts, p.batch = len(list), true
 		return nil

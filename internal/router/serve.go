@@ -125,6 +125,7 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 		return refuse(http.StatusUnsupportedMediaType, openai.CodeInvalidBody, "Content-Encoding", "content encoding %.32q is not supported", enc)
 	}
 	if req.ContentLength > r.cfg.MaxBody {
+		openai.Drain(cl.w, req)
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has %d bytes; at most %d", req.ContentLength, r.cfg.MaxBody)
 	}
 	if time.Until(deadline) < r.cfg.BodyTimeout {
@@ -138,6 +139,7 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 		_ = cl.ctl.SetReadDeadline(time.Time{})
 		return body, nil
 	case errors.As(err, &large):
+		openai.Drain(cl.w, req)
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return refuse(http.StatusRequestTimeout, openai.CodeBodyTimeout, "", "the body did not arrive within %v", r.cfg.BodyTimeout)

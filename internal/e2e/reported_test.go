@@ -18,6 +18,26 @@ import (
 
 // Small reproductions of faults that users of other systems reported, on whole processes.
 
+// TestReportedFaults runs the reproductions side by side: they mostly wait.
+func TestReportedFaults(t *testing.T) {
+	for name, test := range map[string]func(*testing.T){
+		"reused pages are safe from late writes": reusedPagesAreSafeFromLateWrites,
+		"pages return from a stopped writer":     pagesReturnFromAStoppedWriter,
+		"one sided ends":                         oneSidedEnds,
+		"cancel while peer is silent":            cancelWhilePeerIsSilent,
+		"too large and too busy":                 tooLargeAndTooBusy,
+		"growing answers share cells":            growingAnswersShareCells,
+		"blocked head does not block":            blockedHeadDoesNotBlock,
+		"one error is forgotten":                 oneErrorIsForgotten,
+		"start order does not matter":            startOrderDoesNotMatter,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
+	}
+}
+
 // bigModel has 4 KiB of KV a token, so that a chunk is 17 pages and a pool of 1 MiB has pages
 // for 15 chunks.
 const bigModel = "dim=512"
@@ -64,10 +84,10 @@ func holder(t *testing.T, s *stack.Stack, seed int) (writer *stack.Process) {
 	return writer
 }
 
-// TestReusedPagesAreSafeFromLateWrites is K1: a request is cancelled while its last chunk is half
+// reusedPagesAreSafeFromLateWrites is K1: a request is cancelled while its last chunk is half
 // written; the next one needs its pages while the writer still hangs, and gets them, because the
 // grant is revoked; the second half comes late and is refused.
-func TestReusedPagesAreSafeFromLateWrites(t *testing.T) {
+func reusedPagesAreSafeFromLateWrites(t *testing.T) {
 	for _, transport := range []string{"tcp", "shm"} {
 		t.Run(transport, func(t *testing.T) {
 			s, m := startSim(t, simSetup{transport: transport, model: bigModel, faults: "post nth=10 halfway for=2s", decode: onePool})
@@ -98,11 +118,11 @@ func quiet(t *testing.T, s *stack.Stack) {
 	}
 }
 
-// TestPagesReturnFromAStoppedWriter is K6: a request is cancelled in the middle of a write, and its prefill
+// pagesReturnFromAStoppedWriter is K6: a request is cancelled in the middle of a write, and its prefill
 // worker is stopped, so that no ack ever comes. The pages return all the same, by the fence, and serve another
 // request through the other prefill worker. The stopped one goes on, and its late write is refused. Or it
 // is killed.
-func TestPagesReturnFromAStoppedWriter(t *testing.T) {
+func pagesReturnFromAStoppedWriter(t *testing.T) {
 	for _, c := range []struct {
 		transport string
 		kill      bool
@@ -133,7 +153,7 @@ func TestPagesReturnFromAStoppedWriter(t *testing.T) {
 	}
 }
 
-// legs are requests to the workers themselves, as a router that forgets one would send them.
+// leg sends a request to one worker alone, as a router that forgets the other would.
 func leg(ctx context.Context, p *stack.Process, boot string, room int, prompt []engine.Token, header ...string) answer {
 	_, port, _ := net.SplitHostPort(boot)
 	n, _ := strconv.Atoi(port)
@@ -155,9 +175,9 @@ func failedWith(t *testing.T, a answer, code room.Code, within time.Duration) {
 	}
 }
 
-// TestOneSidedEnds is K4: whichever side refuses, or never hears of the request, the other is told within
+// oneSidedEnds is K4: whichever side refuses, or never hears of the request, the other is told within
 // a bound that is not the long timeout.
-func TestOneSidedEnds(t *testing.T) {
+func oneSidedEnds(t *testing.T) {
 	s, m := startSim(t, simSetup{transport: "tcp", cost: "prefill-chunk=700ms", prefill: []string{"--max-running", "1", "--max-queue", "1"},
 		args: []string{"--park-timeout", "800ms", "--bootstrap-timeout", "1200ms"}})
 	serves(t, s, m, 1, 1, 1, 2)
@@ -195,9 +215,9 @@ func TestOneSidedEnds(t *testing.T) {
 	})
 }
 
-// TestCancelWhilePeerIsSilent is K5: a request waits for KV from a prefill worker that says nothing. Its client
+// cancelWhilePeerIsSilent is K5: a request waits for KV from a prefill worker that says nothing. Its client
 // leaves; decode is rid of it within a second, and so is prefill once it goes on.
-func TestCancelWhilePeerIsSilent(t *testing.T) {
+func cancelWhilePeerIsSilent(t *testing.T) {
 	for _, transport := range []string{"tcp", "shm"} {
 		t.Run(transport, func(t *testing.T) {
 			s, m := startSim(t, simSetup{transport: transport})
@@ -228,9 +248,9 @@ func TestCancelWhilePeerIsSilent(t *testing.T) {
 	}
 }
 
-// TestTooLargeAndTooBusy is K7: what can never fit is refused at once, and what waits for
+// tooLargeAndTooBusy is K7: what can never fit is refused at once, and what waits for
 // pages that do not come ends by its deadline.
-func TestTooLargeAndTooBusy(t *testing.T) {
+func tooLargeAndTooBusy(t *testing.T) {
 	s, m := startSim(t, simSetup{transport: "tcp", model: bigModel, faults: "post nth=10 halfway for=4s", decode: onePool})
 	t.Run("larger than the pool", func(t *testing.T) {
 		a := complete(t.Context(), s.URL(), prompt(1, 20*simChunk), 8, nil, timeoutHeader(time.Minute)...)
@@ -250,10 +270,9 @@ func TestTooLargeAndTooBusy(t *testing.T) {
 	})
 }
 
-// TestGrowingAnswersShareCells is K8: two answers together grow beyond the KV cells, so one is set
-// back after its transfer. Both end rightly. And a large prompt that waits for pages does not hold up
-// small ones.
-func TestGrowingAnswersShareCells(t *testing.T) {
+// growingAnswersShareCells is K8: two answers together grow beyond the KV cells, so one is set
+// back after its transfer. Both end rightly.
+func growingAnswersShareCells(t *testing.T) {
 	s, m := startSim(t, simSetup{transport: "shm", cost: "step=500us", decode: []string{"--kv-cells", "700"}})
 	serves(t, s, m, 1, 2, 30, 400)
 	n, err := metric(t.Context(), s.Decodes[0], "baton_preemptions_total")
@@ -263,7 +282,8 @@ func TestGrowingAnswersShareCells(t *testing.T) {
 	quiet(t, s)
 }
 
-func TestBlockedHeadDoesNotBlock(t *testing.T) {
+// blockedHeadDoesNotBlock is K8: a large prompt that waits for pages does not hold up small ones.
+func blockedHeadDoesNotBlock(t *testing.T) {
 	s, m := startSim(t, simSetup{transport: "shm", model: bigModel, faults: "post nth=10 halfway for=2s", decode: onePool})
 	first := ask(t, s, 1, 10*simChunk+1, 8, true)
 	first.at(func(p, d *workerInfo) bool { return p.State.Inflight == 1 })
@@ -282,8 +302,8 @@ func TestBlockedHeadDoesNotBlock(t *testing.T) {
 	quiet(t, s)
 }
 
-// TestOneErrorIsForgotten is K10: one failed write, and one failed dial, blame nobody for longer than they last.
-func TestOneErrorIsForgotten(t *testing.T) {
+// oneErrorIsForgotten is K10: one failed write, and one failed dial, blame nobody for longer than they last.
+func oneErrorIsForgotten(t *testing.T) {
 	s, m := startSim(t, simSetup{transport: "tcp", faults: "post nth=2 error=\"link down\"\ndial nth=1 error=\"no route\""})
 	serves(t, s, m, 1, 1, simChunk, 8) // the dial is tried again
 	a := complete(t.Context(), s.URL(), prompt(2, simChunk), 8, nil, timeoutHeader(10*time.Second)...)
@@ -294,9 +314,9 @@ func TestOneErrorIsForgotten(t *testing.T) {
 	quiet(t, s)
 }
 
-// TestStartOrderDoesNotMatter is K10: decode and router are there first; a prefill worker that
+// startOrderDoesNotMatter is K10: decode and router are there first; a prefill worker that
 // comes late, and later at the same address again, is used without anybody's help.
-func TestStartOrderDoesNotMatter(t *testing.T) {
+func startOrderDoesNotMatter(t *testing.T) {
 	s, m := startSim(t, simSetup{transport: "shm"})
 	p := s.Prefills[0]
 	for round := range 2 {

@@ -9,6 +9,7 @@ type actions struct {
 	more   *sync.Cond
 	q      []func()
 	closed bool
+	ended  bool // run has returned, or is about to without looking at q again
 	done   chan struct{}
 }
 
@@ -26,6 +27,7 @@ func (a *actions) run() {
 	for {
 		for len(a.q) == 0 {
 			if a.closed {
+				a.ended = true
 				return
 			}
 			a.more.Wait()
@@ -38,12 +40,12 @@ func (a *actions) run() {
 	}
 }
 
-// do enqueues f. After close it runs at once: then nothing else runs beside it that minds.
+// do enqueues f and never waits: the caller may hold a lock that a queued function wants. Once
+// the goroutine has ended, f runs at once; then nothing else runs beside it that minds.
 func (a *actions) do(f func()) {
 	a.mu.Lock()
-	if a.closed {
+	if a.ended {
 		a.mu.Unlock()
-		<-a.done
 		f()
 		return
 	}
@@ -52,7 +54,7 @@ func (a *actions) do(f func()) {
 	a.mu.Unlock()
 }
 
-// close runs what is queued and waits.
+// close runs what is queued, also by those queued functions, and waits.
 func (a *actions) close() {
 	a.mu.Lock()
 	a.closed = true

@@ -201,7 +201,9 @@ func (h *Receivers) Fenced(s transfer.SessionID) {
 	for _, rec := range rooms {
 		// A room whose session is down is failed already, or will be by Down, which
 		// comes with the same loss; fencing it first would be out of order.
-		rec.room.Apply(room.Event{Kind: room.EvPeerLost, Cause: lost(nil, room.SideReceiver, rec.open.Key, rec.open.Addr)})
+		// Where that is so, the data connection was what ended first.
+		rec.room.Apply(room.Event{Kind: room.EvPeerLost, Cause: lost(&room.Cause{Detail: "the data connection from the prefill worker was lost"},
+			room.SideReceiver, rec.open.Key, rec.open.Addr)})
 		rec.room.Apply(room.Event{Kind: room.EvFenced})
 	}
 }

@@ -148,6 +148,12 @@ def failures(c, model):
     refused(openai.BadRequestError, "unsupported_field", "audio", extra_body={"audio": {"voice": "x"}})
     refused(openai.BadRequestError, "invalid_value", "temperature", temperature=7)
     refused(openai.BadRequestError, "context_length_exceeded", "messages", messages=[{"role": "user", "content": "word " * 9000}])
+    # Sent whole before the answer is read: it must arrive all the same.
+    try:
+        c.chat.completions.create(model=model, messages=[{"role": "user", "content": "x" * (50 << 20)}])
+        raise AssertionError("50 MiB were answered")
+    except openai.APIStatusError as e:
+        assert e.status_code == 413 and e.code == "body_too_large", e
 
 
 def check(url):

@@ -27,6 +27,8 @@ type receiving struct {
 	grant    transfer.GrantID       // 0: no grant was made
 	granted  time.Time
 	released bool // the request has let go; without a lease then, adopt does it
+
+	forgotten bool // guarded by hub.mu: forget has run, no index may name the room again
 }
 
 // bootstrap gets the session and the pages and sends the grant. It ends when that
@@ -97,7 +99,9 @@ func (rec *receiving) attach(sess *session.ClientSession) bool {
 	rec.mu.Lock()
 	rec.sess = sess
 	rec.mu.Unlock()
-	rs.rooms[rec] = struct{}{}
+	if !rec.forgotten { // otherwise the request ended before there was a session
+		rs.rooms[rec] = struct{}{}
+	}
 	return true
 }
 
@@ -223,6 +227,7 @@ func (rec *receiving) forget() {
 	defer h.mu.Unlock()
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
+	rec.forgotten = true
 	delete(h.byGrant, rec.grant)
 	if rec.sess != nil {
 		if rs := h.sessions[rec.sess.ID()]; rs != nil {

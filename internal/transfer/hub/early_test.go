@@ -1,0 +1,27 @@
+package hub_test
+
+import (
+	"testing"
+
+	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/transfer/hub"
+)
+
+// A request that ends before there is a session: the prefill side hears of it once there is one,
+// and the session, which may live for months, does not keep the room.
+func TestRequestEndsBeforeItsSession(t *testing.T) {
+	w := newWorld(t, options{rules: "dial nth=1 stall until=go"})
+	r := w.receive(1, 1)
+	await(t, "dial", w.rules.Waiting("go"))
+	r.Cancel(&room.Cause{Code: room.CodeClientGone, Detail: "test"})
+	r.Release()
+	s := w.send(1, 1)
+	w.rules.Release("go")
+	await(t, "abort at the sender", s.Done())
+	failed(t, "sender", s.State(), s.Err(), room.CodeAborted)
+	s.Release()
+	w.drained()
+	if n := hub.Attached(w.receivers); n != 0 {
+		t.Errorf("the session still knows %d rooms", n)
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/baton-pd/baton/internal/engine"
+	"github.com/baton-pd/baton/internal/httpbody"
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/sched"
@@ -130,10 +131,10 @@ func (s *server) readBody(w *response, r *http.Request) ([]byte, *openai.Error) 
 	tooLarge := openai.NewError(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body is larger than %d bytes", s.MaxBody)
 	if r.ContentLength > s.MaxBody {
 		w.Header().Set("Connection", "close")
-		openai.Drain(w.ResponseWriter, r)
+		httpbody.Drain(w.ResponseWriter, r)
 		return nil, tooLarge
 	}
-	body, err := openai.ReadBody(http.MaxBytesReader(w.ResponseWriter, r.Body, s.MaxBody))
+	body, err := httpbody.Read(http.MaxBytesReader(w.ResponseWriter, r.Body, s.MaxBody))
 	var max *http.MaxBytesError
 	switch {
 	case err == nil:
@@ -142,7 +143,7 @@ func (s *server) readBody(w *response, r *http.Request) ([]byte, *openai.Error) 
 		return body, nil
 	case errors.As(err, &max):
 		w.Header().Set("Connection", "close")
-		openai.Drain(w.ResponseWriter, r)
+		httpbody.Drain(w.ResponseWriter, r)
 		return nil, tooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")

@@ -40,8 +40,9 @@ internal/engine/llamacpp/gguftest:
 internal/sched:                        internal/engine internal/transfer internal/room prometheus
 
 internal/openai:                       internal/engine internal/room gonja
-internal/httpapi:                      internal/sched internal/openai internal/engine internal/room prometheus
-internal/router:                       internal/openai internal/room prometheus
+internal/httpbody:
+internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/engine internal/room prometheus
+internal/router:                       internal/openai internal/httpbody internal/room prometheus
 internal/worker:                       internal/httpapi internal/sched internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/config:

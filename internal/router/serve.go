@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/baton-pd/baton/internal/httpbody"
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
 )
@@ -125,13 +126,13 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 		return refuse(http.StatusUnsupportedMediaType, openai.CodeInvalidBody, "Content-Encoding", "content encoding %.32q is not supported", enc)
 	}
 	if req.ContentLength > r.cfg.MaxBody {
-		openai.Drain(cl.w, req)
+		httpbody.Drain(cl.w, req)
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has %d bytes; at most %d", req.ContentLength, r.cfg.MaxBody)
 	}
 	if time.Until(deadline) < r.cfg.BodyTimeout {
 		_ = cl.ctl.SetReadDeadline(deadline) // a recorder in a test has none
 	}
-	body, err := openai.ReadBody(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody))
+	body, err := httpbody.Read(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody))
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:
@@ -139,7 +140,7 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 		_ = cl.ctl.SetReadDeadline(time.Time{})
 		return body, nil
 	case errors.As(err, &large):
-		openai.Drain(cl.w, req)
+		httpbody.Drain(cl.w, req)
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return refuse(http.StatusRequestTimeout, openai.CodeBodyTimeout, "", "the body did not arrive within %v", r.cfg.BodyTimeout)

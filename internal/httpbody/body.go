@@ -1,4 +1,7 @@
-package openai
+// Package httpbody reads the bodies of requests, for workers and router alike: in memory that is
+// bounded by what has come, and to the end where a body is refused, so that the client
+// looks at its answer.
+package httpbody
 
 import (
 	"io"
@@ -6,17 +9,17 @@ import (
 	"time"
 )
 
-// The pieces in which ReadBody reads: most bodies fit the first.
+// The pieces in which Read reads: most bodies fit the first.
 const (
 	firstPiece = 16 << 10
 	maxPiece   = 1 << 20
 )
 
-// ReadBody reads r to its end, holding what has come and at most one piece more, and twice
+// Read reads r to its end, holding what has come and at most one piece more, and twice
 // that for the moment of joining. A buffer that grows by doubling would hold up to four times a
 // body of unknown length, and one made for the announced length trusts who announces. Errors of r
 // come as they are, without data.
-func ReadBody(r io.Reader) ([]byte, error) {
+func Read(r io.Reader) ([]byte, error) {
 	var full [][]byte // pieces without room
 	piece, total := make([]byte, 0, firstPiece), 0
 	for {

@@ -1,4 +1,4 @@
-package openai
+package httpbody
 
 import (
 	"bufio"
@@ -15,7 +15,7 @@ import (
 	"testing/iotest"
 )
 
-func TestReadBody(t *testing.T) {
+func TestRead(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{0, 1, firstPiece - 1, firstPiece, firstPiece + 1, 5 * firstPiece, maxPiece, 3*maxPiece + 7} {
 		want := make([]byte, n)
@@ -25,13 +25,13 @@ func TestReadBody(t *testing.T) {
 		for name, from := range map[string]io.Reader{
 			"whole": bytes.NewReader(want), "halves": iotest.HalfReader(bytes.NewReader(want)), "data with end": iotest.DataErrReader(bytes.NewReader(want)),
 		} {
-			if got, err := ReadBody(from); err != nil || !bytes.Equal(got, want) {
+			if got, err := Read(from); err != nil || !bytes.Equal(got, want) {
 				t.Errorf("%d bytes, %s: %d bytes, %v", n, name, len(got), err)
 			}
 		}
 	}
 	broken := errors.New("broken")
-	if got, err := ReadBody(io.MultiReader(bytes.NewReader(make([]byte, 100)), iotest.ErrReader(broken))); !errors.Is(err, broken) || got != nil {
+	if got, err := Read(io.MultiReader(bytes.NewReader(make([]byte, 100)), iotest.ErrReader(broken))); !errors.Is(err, broken) || got != nil {
 		t.Errorf("broken reader: %d bytes, %v", len(got), err)
 	}
 }
@@ -52,8 +52,8 @@ func (z *zeros) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestReadBodyMemory: what is allocated for a body that is refused is little more than the body.
-func TestReadBodyMemory(t *testing.T) {
+// TestReadMemory: what is allocated for a body that is refused is little more than the body.
+func TestReadMemory(t *testing.T) {
 	const size = 32 << 20
 	for name, s := range map[string]struct {
 		end  error
@@ -61,7 +61,7 @@ func TestReadBodyMemory(t *testing.T) {
 	}{"refused": {errors.New("too large"), size + size/8}, "taken": {io.EOF, 2*size + size/8}} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		_, _ = ReadBody(&zeros{size, s.end})
+		_, _ = Read(&zeros{size, s.end})
 		runtime.ReadMemStats(&after)
 		if got := after.TotalAlloc - before.TotalAlloc; got > s.most {
 			t.Errorf("%s: %d bytes were allocated for %d", name, got, size)
@@ -75,7 +75,7 @@ func TestDrain(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		Drain(w, r)
 		w.Header().Set("Connection", "close")
-		WriteError(w, NewError(http.StatusRequestEntityTooLarge, CodeBodyTooLarge, "", "too large"))
+		http.Error(w, "too large", http.StatusRequestEntityTooLarge)
 	}))
 	defer srv.Close()
 	const size = 32 << 20 // more than all buffers on the way

@@ -84,33 +84,45 @@ func TestLinksResolve(t *testing.T) {
 }
 
 // TestNamedTestsExist: what a page shows by a test is shown by a test. A name may stand behind its
-// package or file, as in hub:TestTwelveSteps or internal/e2e/faults_test.go:TestProcessFaults;
-// then it must be there.
+// package or file, as in hub:TestTwelveSteps or internal/e2e/faults_test.go:TestProcessFaults, and before a
+// case, as in e2e:TestReportedFaults/one_sided_ends; then it must be there.
 func TestNamedTestsExist(t *testing.T) {
-	where := map[string][]string{} // test name -> files
+	where := map[string][]*source{} // test name -> files
 	for _, s := range sources(t) {
 		for _, d := range s.file.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok && s.test && f.Recv == nil {
-				where[f.Name.Name] = append(where[f.Name.Name], s.name)
+				where[f.Name.Name] = append(where[f.Name.Name], s)
 			}
 		}
 	}
-	name := regexp.MustCompile(`(?:([a-z0-9_./]+):)?\b((?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9_]*)\b`)
+	name := regexp.MustCompile(`(?:([a-z0-9_./]+):)?\b((?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9_]*)(?:/([A-Za-z0-9_=-]+))?`)
 	for page, text := range pages(t) {
 		found := 0
 		for _, m := range name.FindAllStringSubmatch(text, -1) {
 			found++
-			in := func(f string) bool {
-				return m[1] == "" || f == m[1] || path.Base(path.Dir(f)) == m[1] || strings.HasSuffix(path.Dir(f), "/"+m[1]) || path.Dir(f) == m[1]
+			is := func(s *source) bool {
+				return (m[1] == "" || s.name == m[1] || s.dir == m[1] || strings.HasSuffix(s.dir, "/"+m[1])) && (m[3] == "" || hasCase(s, m[3]))
 			}
-			if !slices.ContainsFunc(where[m[2]], in) {
-				t.Errorf("%s names %s, which does not exist (tests of that name: %v)", page, m[0], where[m[2]])
+			if !slices.ContainsFunc(where[m[2]], is) {
+				t.Errorf("%s names %s, which does not exist", page, m[0])
 			}
 		}
 		if page == "docs/faults.md" && found < 30 {
 			t.Errorf("%s names only %d tests", page, found)
 		}
 	}
+}
+
+// hasCase reports whether a text of s reads like this once a test has made it a case's name.
+func hasCase(s *source, name string) (has bool) {
+	ast.Inspect(s.file, func(n ast.Node) bool {
+		if lit, ok := n.(*ast.BasicLit); ok && !has {
+			v, err := strconv.Unquote(lit.Value)
+			has = err == nil && strings.ReplaceAll(v, " ", "_") == name
+		}
+		return !has
+	})
+	return has
 }
 
 // TestNamedFlagsExist: every --flag in the pages is one of baton's.

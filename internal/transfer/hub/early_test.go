@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/transfer/hub"
 )
 
 // A request that ends before there is a session: the prefill side hears of it once there is one,
@@ -21,7 +20,7 @@ func TestRequestEndsBeforeItsSession(t *testing.T) {
 	failed(t, "sender", s.State(), s.Err(), room.CodeAborted)
 	s.Release()
 	w.drained()
-	if n := hub.Attached(w.receivers); n != 0 {
-		t.Errorf("the session still knows %d rooms", n)
+	if rooms, grants := w.receivers.Indexed(); rooms+grants != 0 {
+		t.Errorf("the hub still knows %d rooms and %d grants", rooms, grants)
 	}
 }

@@ -1,11 +1,35 @@
 package hub
 
-// Attached is the number of rooms that the hub's sessions know of.
-func Attached(h *Receivers) (n int) {
+import (
+	"github.com/baton-pd/baton/internal/session"
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// MaxParked bounds grants without a request.
+const MaxParked = maxParked
+
+// Indexed counts what the hub's indexes name: rooms under sessions, and grants.
+func (h *Receivers) Indexed() (rooms, grants int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, rs := range h.sessions {
-		n += len(rs.rooms)
+		rooms += len(rs.rooms)
 	}
-	return n
+	return rooms, len(h.byGrant)
+}
+
+// Indexed counts rooms under sessions, and parked grants.
+func (h *Senders) Indexed() (rooms, parked int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, ss := range h.sessions {
+		rooms += len(ss.rooms)
+	}
+	return rooms, len(h.parked)
+}
+
+// Deliver gives a grant to a room that its owner may have let go of meanwhile.
+func (h *Senders) Deliver(s transfer.Sending, sess *session.ServerSession, g session.Grant) {
+	snd := s.(*sending)
+	h.deliver(snd, snd.room.Load(), sess, g)
 }

@@ -47,6 +47,7 @@ type options struct {
 	pages    int
 	unfenced bool // Revoke alone is no fence
 	bounds   time.Duration
+	handler  func(*hub.Senders) session.ServerHandler // nil: the senders themselves
 }
 
 func newWorld(t *testing.T, o options) *world {
@@ -81,10 +82,14 @@ func newWorld(t *testing.T, o options) *world {
 		t.Fatal(err)
 	}
 	print := session.Fingerprint{Engine: "test", ModelDigest: "m", KVLayout: "l", Attention: "a", ChunkTokens: 1}
+	var handler session.ServerHandler = w.senders
+	if o.handler != nil {
+		handler = o.handler(w.senders)
+	}
 	w.server = session.NewServer(session.ServerConfig{Identity: session.Identity{WorkerID: "P", Epoch: 1, Fingerprint: print},
 		Connect: func(ctx context.Context, s transfer.SessionID, offers []transfer.Descriptor) (transfer.Peer, error) {
 			return tr.Dial(ctx, offers[0], s)
-		}, Handler: w.senders, Log: log})
+		}, Handler: handler, Log: log})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,9 @@
 package hub
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -12,6 +14,9 @@ import (
 // maxBypass is how many later requests may take pages before an earlier one that does
 // not fit yet; then pages are kept for it.
 const maxBypass = 16
+
+// overdueGrace is how long after its deadline a lease may still be on its ordinary way back.
+const overdueGrace = 2 * time.Second
 
 // prealloc gives pages to waiting rooms in turn: first come first served, but a
 // request that does not fit now lets up to maxBypass later ones pass. One goroutine,
@@ -69,11 +74,11 @@ func (a *prealloc) run() {
 // timer for the next one.
 func (a *prealloc) overdue() *time.Timer {
 	now := time.Now()
-	for _, l := range a.pool.Expired(now) {
+	for _, l := range a.pool.Expired(now.Add(-overdueGrace)) {
 		a.log.Warn("KV pages are held beyond their deadline, until their writer has drained or is fenced", "lease", l.String())
 	}
 	next, ok := a.pool.NextExpiry()
-	if !ok {
+	if next = next.Add(overdueGrace); !ok {
 		next = now.Add(time.Hour)
 	}
 	return time.NewTimer(max(next.Sub(now), time.Millisecond))
@@ -107,9 +112,11 @@ func (a *prealloc) serve() {
 	a.q = keep
 }
 
-// wait returns a lease, an error that waiting can not mend, or nil, nil when ended is closed first.
-func (a *prealloc) wait(ended <-chan struct{}, pages int, label string, deadline time.Time) (*kv.Lease, error) {
+// wait returns a lease; an error that waiting can not mend, or that ctx ended first; or nil, nil
+// when ended is closed first. deadline is the lease's.
+func (a *prealloc) wait(ctx context.Context, ended <-chan struct{}, pages int, label string, deadline time.Time) (*kv.Lease, error) {
 	w := &pageWaiter{pages: pages, label: label, deadline: deadline, got: make(chan pageResult, 1)}
+	var err error
 	a.mu.Lock()
 	a.q = append(a.q, w)
 	a.mu.Unlock()
@@ -121,6 +128,10 @@ func (a *prealloc) wait(ended <-chan struct{}, pages int, label string, deadline
 	case r := <-w.got:
 		return r.lease, r.err
 	case <-ended:
+	case <-ctx.Done():
+		s := a.pool.Stats()
+		err = fmt.Errorf("%d landing pages were waited for when the request's time was over; %d of %d are free, %d in quarantine, %d requests wait: %w",
+			pages, s.Free, s.Total, s.Quarantine, a.waiting(), ctx.Err())
 	}
 	a.mu.Lock()
 	w.gone = true
@@ -136,7 +147,7 @@ func (a *prealloc) wait(ended <-chan struct{}, pages int, label string, deadline
 	case a.kick <- struct{}{}:
 	default:
 	}
-	return nil, nil
+	return nil, err
 }
 
 // waiting is the number of requests in the queue.

@@ -279,7 +279,7 @@ func (h *Receivers) execute(r *room.Room, e room.Event, fx room.Effects) []room.
 	var follow []room.Event
 	if fx.Has(room.FxSendGrant) {
 		if c := rec.sendGrant(); c != nil {
-			follow = append(follow, room.Event{Kind: room.EvPeerLost, Cause: c})
+			follow = append(follow, room.Event{Kind: room.EvCancel, Cause: c}) // the abort reaches a session that lives
 		}
 	}
 	if fx.Has(room.FxLanded) {

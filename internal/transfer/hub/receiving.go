@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -37,15 +38,14 @@ func (rec *receiving) bootstrap() {
 	h := rec.hub
 	// The session is awaited even if the room ends meanwhile: the sender must hear
 	// of the abort, or it would wait for a grant until its own bound.
-	ctx, stop := context.WithDeadline(h.ctx, rec.open.Deadline)
+	ctx, stop := context.WithDeadline(h.ctx, early(rec.open.Deadline))
 	defer stop()
 	sess, err := h.dialer.Get(ctx, rec.open.Addr)
 	if err != nil {
-		c := room.CauseOf(err)
+		cc := *room.CauseOf(err)
 		if ctx.Err() != nil && h.ctx.Err() == nil {
-			c = &room.Cause{Code: room.CodeDeadline, Detail: "no session to the prefill worker before the deadline"}
+			cc = room.Cause{Code: room.CodeDeadline, Detail: "the request's deadline: " + cc.Detail}
 		}
-		cc := *c
 		cc.Side, cc.Phase, cc.Key, cc.Peer = room.SideReceiver, room.StateBootstrapping.String(), rec.open.Key, rec.open.Addr
 		rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: &cc})
 		return
@@ -58,10 +58,14 @@ func (rec *receiving) bootstrap() {
 		_ = sess.SendAbort(rec.open.Key, 0, rec.room.Cause())
 		return
 	}
-	lease, err := h.alloc.wait(rec.room.Done(), rec.pages, "room "+rec.open.Key.String(), rec.open.Deadline)
+	lease, err := h.alloc.wait(ctx, rec.room.Done(), rec.pages, "room "+rec.open.Key.String(), rec.open.Deadline)
 	if err != nil {
-		rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: &room.Cause{Code: room.CodeCapacity, Side: room.SideReceiver,
-			Phase: "prealloc", Key: rec.open.Key, Peer: rec.open.Addr, Detail: "pages for the prompt's KV: " + err.Error()}})
+		c := &room.Cause{Code: room.CodeCapacity, Side: room.SideReceiver, Phase: "prealloc", Key: rec.open.Key, Peer: rec.open.Addr,
+			Detail: "pages for the prompt's KV: " + err.Error()}
+		if errors.Is(err, context.DeadlineExceeded) {
+			c.Code = room.CodeDeadline
+		}
+		rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: c})
 		return
 	}
 	if lease == nil {
@@ -71,6 +75,12 @@ func (rec *receiving) bootstrap() {
 	if fx := rec.room.Apply(room.Event{Kind: room.EvGranted}); fx.Has(room.FxSkip) {
 		rec.letRequestGo()
 	}
+}
+
+// early is a moment before a deadline: who waits until then can still say what for, before the
+// deadline itself ends the room.
+func early(deadline time.Time) time.Time {
+	return deadline.Add(-min(max(time.Until(deadline)/10, 0), 200*time.Millisecond))
 }
 
 // letRequestGo ends the request's hold on the pages, once, now or when they come.
@@ -124,7 +134,7 @@ func (rec *receiving) adopt(lease *kv.Lease) {
 }
 
 // sendGrant allows the grant at the targets and sends it. Runs under the room's
-// lock. A cause means that the grant did not leave; the room must fail.
+// lock. A cause means that the grant did not leave, or perhaps not whole; the room must fail.
 func (rec *receiving) sendGrant() *room.Cause {
 	h := rec.hub
 	id := transfer.GrantID(h.grants.Add(1))
@@ -152,7 +162,7 @@ func (rec *receiving) sendGrant() *room.Cause {
 	h.mu.Unlock()
 	for _, t := range h.targets {
 		if err := t.Allow(g); err != nil {
-			return lost(&room.Cause{Detail: fmt.Sprintf("transport %s: %v", t.Descriptor().Kind, err)}, room.SideReceiver, rec.open.Key, rec.open.Addr)
+			return rec.notGranted(fmt.Sprintf("transport %s does not take the grant: %v", t.Descriptor().Kind, err), err)
 		}
 	}
 	err = rec.sess.SendGrant(session.Grant{
@@ -160,9 +170,23 @@ func (rec *receiving) sendGrant() *room.Cause {
 		Digest: rec.open.Digest, Timeout: time.Until(rec.open.Deadline),
 	})
 	if err != nil {
-		return lost(&room.Cause{Detail: "grant not sent: " + err.Error()}, room.SideReceiver, rec.open.Key, rec.open.Addr)
+		return rec.notGranted("the grant could not be sent: "+err.Error(), err)
 	}
 	return nil
+}
+
+// notGranted is the cause of a room whose grant did not leave: the session's end, or what
+// was wrong with the grant itself.
+func (rec *receiving) notGranted(detail string, err error) *room.Cause {
+	c := &room.Cause{Code: room.CodeTransferFailed, Side: room.SideReceiver, Key: rec.open.Key, Peer: rec.open.Addr, Detail: detail, Retryable: true}
+	var own *room.Cause
+	switch {
+	case errors.Is(err, session.ErrDown), errors.Is(err, transfer.ErrSession), errors.Is(err, transfer.ErrClosed):
+		return lost(&room.Cause{Detail: detail}, room.SideReceiver, rec.open.Key, rec.open.Addr)
+	case errors.As(err, &own):
+		c.Code, c.Retryable = own.Code, own.Retryable
+	}
+	return c
 }
 
 // sendAbort runs under the room's lock.

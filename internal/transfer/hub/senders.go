@@ -53,7 +53,8 @@ type Senders struct {
 type parkedGrant struct {
 	sess  *session.ServerSession
 	grant session.Grant
-	timer *time.Timer // expires it; stopped when taken
+	wait  time.Duration
+	timer *time.Timer // expires it after wait; stopped when taken
 }
 
 // senderSession is what the hub knows of one session.
@@ -159,14 +160,13 @@ func (h *Senders) Grant(sess *session.ServerSession, g session.Grant) {
 func (h *Senders) park(sess *session.ServerSession, g session.Grant) {
 	h.mu.Lock()
 	old := h.parked[g.Key]
-	full := len(h.parked) >= maxParked || h.closed
+	full := h.closed || old == nil && len(h.parked) >= maxParked
 	if !full {
-		p := &parkedGrant{sess: sess, grant: g}
-		wait := h.cfg.ParkTimeout
-		if g.Timeout > 0 && g.Timeout < wait {
-			wait = g.Timeout
+		p := &parkedGrant{sess: sess, grant: g, wait: h.cfg.ParkTimeout}
+		if g.Timeout > 0 {
+			p.wait = min(p.wait, g.Timeout)
 		}
-		p.timer = time.AfterFunc(wait, func() { h.unpark(p) })
+		p.timer = time.AfterFunc(p.wait, func() { h.unpark(p) })
 		h.parked[g.Key] = p
 	}
 	h.mu.Unlock()
@@ -203,7 +203,7 @@ func (h *Senders) unpark(p *parkedGrant) {
 	h.mu.Unlock()
 	if live {
 		h.refuse(p.sess, p.grant.Key, &room.Cause{Code: room.CodeDeadline, Phase: "parked", Retryable: true,
-			Detail: fmt.Sprintf("the prefill worker got a grant but no request for this room within %v; check that the router sends each request to both workers", h.cfg.ParkTimeout)})
+			Detail: fmt.Sprintf("the prefill worker got a grant but no request for this room within %v; check that the router sends each request to both workers", p.wait)})
 	}
 }
 
@@ -217,8 +217,13 @@ func (h *Senders) refuse(sess *session.ServerSession, key room.Key, c *room.Caus
 	_ = sess.SendFailed(key, &cc) // ErrDown: the session's end tells it
 }
 
-// deliver gives a grant to its sender, or refuses it.
+// deliver gives a grant to its sender, or refuses it. The first grant that comes must
+// be right, or the room fails; later ones change nothing.
 func (h *Senders) deliver(s *sending, r *room.Room, sess *session.ServerSession, g session.Grant) {
+	if s.bound() {
+		h.duplicate(s, sess, g)
+		return
+	}
 	spans, err := place(g.Pages, g.PageBytes, g.Chunks)
 	switch {
 	case err != nil:
@@ -239,10 +244,7 @@ func (h *Senders) deliver(s *sending, r *room.Room, sess *session.ServerSession,
 	}
 	if !s.bind(r, sess, ss, g, spans) {
 		h.mu.Unlock()
-		h.m.duplicateGrants.Inc()
-		if !s.sameGrant(sess, g.ID) {
-			h.refuse(sess, g.Key, &room.Cause{Code: room.CodeDuplicate, Detail: "the room has another grant"})
-		}
+		h.duplicate(s, sess, g)
 		return
 	}
 	ss.rooms[g.Key] = s
@@ -250,6 +252,17 @@ func (h *Senders) deliver(s *sending, r *room.Room, sess *session.ServerSession,
 	r.Apply(room.Event{Kind: room.EvGrant})
 	if r.State() == room.StateFailed { // ended before: tell why
 		h.refuse(sess, g.Key, r.Cause())
+	}
+	if r.Drain() == room.DrainGone { // perhaps before it was in the index
+		s.forget()
+	}
+}
+
+// duplicate refuses a grant for a room that has one, unless it is that one again.
+func (h *Senders) duplicate(s *sending, sess *session.ServerSession, g session.Grant) {
+	h.m.duplicateGrants.Inc()
+	if !s.sameGrant(sess, g.ID) {
+		h.refuse(sess, g.Key, &room.Cause{Code: room.CodeDuplicate, Detail: "the room has another grant"})
 	}
 }
 
@@ -274,7 +287,8 @@ func (h *Senders) Abort(sess *session.ServerSession, key room.Key, g transfer.Gr
 	}
 	cause := &room.Cause{Code: room.CodeAborted, Side: room.SideReceiver, Phase: c.Phase, Key: key, Peer: sess.Client().WorkerID,
 		Detail: "the decode worker ended the room: " + c.Error()}
-	if r := h.reg.Get(key); r != nil {
+	r := h.reg.Get(key)
+	if r != nil {
 		if s := r.Value().(*sending); !s.expectAck(sess, g) {
 			// Another session's room under the same key: this abort is stale, and its
 			// grant can have no write outstanding.
@@ -283,8 +297,9 @@ func (h *Senders) Abort(sess *session.ServerSession, key room.Key, g transfer.Gr
 			return
 		}
 	}
-	if _, known := h.reg.Abort(key, cause); !known {
-		// Nothing was ever written for it, and the tombstone keeps it so.
+	if _, known := h.reg.Abort(key, cause); !known || r == nil {
+		// Nothing was ever written for it, and the tombstone keeps it so. That also goes for a
+		// room that was opened this very moment: its grant is not parked any more.
 		_ = sess.SendAck(key, g)
 	}
 }

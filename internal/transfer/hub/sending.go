@@ -42,6 +42,13 @@ func (s *sending) bind(r *room.Room, sess *session.ServerSession, ss *senderSess
 	return true
 }
 
+// bound reports whether a grant has come.
+func (s *sending) bound() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sess != nil
+}
+
 func (s *sending) sameGrant(sess *session.ServerSession, id transfer.GrantID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,7 +218,7 @@ func (s *sending) Release() {
 	}
 }
 
-// forget removes the room from its session's index; runs under the room's lock.
+// forget removes the room from its session's index; perhaps under the room's lock, perhaps twice.
 func (s *sending) forget() {
 	h := s.hub
 	h.mu.Lock()

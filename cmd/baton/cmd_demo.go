@@ -65,6 +65,10 @@ func (d *demo) pid(name string) int {
 	return d.pids[name]
 }
 
+// demoSim makes the test engine take its time, as a model does, and fit the long prompt, which
+// is some 7000 tokens to it.
+const demoSim = "ctx=8192,step=20ms,prefill-token=400us"
+
 func runDemo(ctx context.Context, g *globals, u *upFlags, out io.Writer) error {
 	ports, err := config.FreePorts(1)
 	if err != nil {
@@ -72,6 +76,9 @@ func runDemo(ctx context.Context, g *globals, u *upFlags, out io.Writer) error {
 	}
 	u.listen = net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[0]))
 	g.logLevel = "warn"
+	if u.engineFlags.kind == "sim" && u.simSpec == "" {
+		u.simSpec = demoSim
+	}
 	p, err := u.plan(g)
 	if err != nil {
 		return err
@@ -100,13 +107,16 @@ func (d *demo) play(ctx context.Context) error {
 	fmt.Fprintf(d.out, "\n3. A long prompt; the prefill worker (pid %d) is killed with -9 while it computes it:\n   ", pid)
 	began := time.Now()
 	killed := make(chan error, 1)
+	asking, asked := context.WithCancel(ctx)
+	defer asked()
 	busy := func() { // the prefill worker has the request in its hands
-		go func() { killed <- d.killWhenBusy(ctx, pid) }()
+		go func() { killed <- d.killWhenBusy(asking, pid) }()
 	}
 	_, err = d.ask(ctx, strings.Repeat("Tell me about rivers, mountains and the sea. ", 150), 40, busy)
 	took := time.Since(began)
+	asked() // an answer before the kill: there is nothing left to kill under
 	if kerr := <-killed; kerr != nil {
-		return kerr
+		return errors.Join(kerr, err)
 	}
 	var apiErr *apiError
 	if !errors.As(err, &apiErr) {
@@ -149,7 +159,7 @@ func (d *demo) killWhenBusy(ctx context.Context, pid int) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the prefill worker never got the request: %w", ctx.Err())
+			return errors.New("the request ended, or time was up, before the prefill worker could be killed under it")
 		}
 	}
 }

@@ -47,6 +47,7 @@ func newRouter(g *globals) *cobra.Command {
 	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL (repeat for more)")
 	f.DurationVar(&r.timeout, "request-timeout", 300*time.Second, "default deadline of a request")
 	f.DurationVar(&r.max, "max-request-timeout", time.Hour, "largest deadline a client may ask for")
+	f.DurationVar(&r.firstByte, "first-byte-timeout", 0, "longest wait for a stream's first event; then another pair is tried (0: only the deadline)")
 	f.DurationVar(&r.health, "health-interval", time.Second, "time between health probes of a worker")
 	f.IntVar(&r.maxBodyMiB, "max-body-mib", 32, "MiB of a request body at most; larger ones are answered 413")
 	f.IntVar(&r.maxInflight, "max-inflight", 1024, "requests at a time; more are answered 503")
@@ -75,7 +76,7 @@ func parsePrefill(s string) (router.Backend, error) {
 
 func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
 	c := router.Config{
-		Policy: r.policy, DefaultTimeout: r.timeout, MaxTimeout: r.max, HealthInterval: r.health,
+		Policy: r.policy, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, HealthInterval: r.health,
 		MaxBody: int64(r.maxBodyMiB) << 20, MaxInflight: r.maxInflight, Log: log, Registerer: reg, Gatherer: reg, Version: version,
 	}
 	for _, s := range r.prefills {

@@ -652,11 +652,18 @@ func TestMixedFleet(t *testing.T) {
 
 // TestDemo: the demonstration shows an answer, an error with its cause, and an answer again, within its time.
 func TestDemo(t *testing.T) {
-	needModel(t)
+	t.Run("model", func(t *testing.T) {
+		needModel(t)
+		demonstrate(t)
+	})
+	t.Run("sim", func(t *testing.T) { demonstrate(t, "--engine", "sim") })
+}
+
+func demonstrate(t *testing.T, args ...string) {
 	began := time.Now()
 	ctx, stop := context.WithTimeout(t.Context(), 95*time.Second)
 	defer stop()
-	out, err := exec.CommandContext(ctx, binary, "demo").CombinedOutput()
+	out, err := exec.CommandContext(ctx, binary, append([]string{"demo"}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("demo: %v\n%s", err, out)
 	}

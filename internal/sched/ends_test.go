@@ -3,6 +3,7 @@ package sched
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,20 +19,21 @@ func TestDeadlineInEveryPhase(t *testing.T) {
 		phase  string
 		world  worldConfig
 		setup  func(*world)
-		decode bool // the request watched is on the decode worker
+		decode bool   // the request watched is on the decode worker
+		says   string // what the error says it waited for
 	}{
-		{"bootstrapping", worldConfig{}, func(w *world) { w.hubs.noGrant = true }, true},
-		{"bootstrapping", worldConfig{}, func(w *world) { w.hubs.noGrant = true }, false},
-		{"transferring", worldConfig{}, func(w *world) { w.hubs.hold = true }, true},
-		{"transferring", worldConfig{}, func(w *world) { w.hubs.hold = true }, false},
-		{"prefilling", worldConfig{sim: sim.Config{PrefillChunkTime: time.Hour}}, nil, false},
-		{"transferring", worldConfig{sim: sim.Config{PrefillChunkTime: time.Hour}}, nil, true},
-		{"waiting", worldConfig{sim: sim.Config{PrefillChunkTime: time.Hour}, prefill: PrefillConfig{MaxActive: 1}}, func(w *world) { w.occupy(50) }, false},
-		{"prealloc", worldConfig{sim: sim.Config{KVCells: 200}}, func(w *world) { w.hubs.noGrant = true; w.occupy(150) }, true},
-		{"decoding", worldConfig{sim: sim.Config{StepTime: time.Hour}}, nil, true},
+		{"bootstrapping", worldConfig{}, func(w *world) { w.hubs.noGrant = true }, true, "landing pages"},
+		{"bootstrapping", worldConfig{}, func(w *world) { w.hubs.noGrant = true }, false, "the decode worker's grant"},
+		{"transferring", worldConfig{}, func(w *world) { w.hubs.hold = true }, true, "the prompt's KV"},
+		{"transferring", worldConfig{}, func(w *world) { w.hubs.hold = true }, false, "the last chunks"},
+		{"prefilling", worldConfig{sim: sim.Config{PrefillChunkTime: time.Hour}}, nil, false, "its prompt computed"},
+		{"transferring", worldConfig{sim: sim.Config{PrefillChunkTime: time.Hour}}, nil, true, "the prompt's KV"},
+		{"waiting", worldConfig{sim: sim.Config{PrefillChunkTime: time.Hour}, prefill: PrefillConfig{MaxActive: 1}}, func(w *world) { w.occupy(50) }, false, "KV cells"},
+		{"prealloc", worldConfig{sim: sim.Config{KVCells: 200}}, func(w *world) { w.hubs.noGrant = true; w.occupy(150) }, true, "KV cells"},
+		{"decoding", worldConfig{sim: sim.Config{StepTime: time.Hour}}, nil, true, "was decoding"},
 		// The older one keeps all cells and never ends.
 		{"preempted", worldConfig{sim: sim.Config{KVCells: 260, StepTime: 100 * time.Millisecond}, decode: DecodeConfig{GrowReserve: 1}},
-			func(w *world) { w.occupy(140) }, true},
+			func(w *world) { w.occupy(140) }, true, "swapped out"},
 	} {
 		side := "prefill"
 		if c.decode {
@@ -63,6 +65,8 @@ func TestDeadlineInEveryPhase(t *testing.T) {
 				a := read(t, s, 1)
 				if a.err == nil || a.err.Code != room.CodeDeadline || a.err.Phase != c.phase {
 					t.Errorf("ended with %v, want deadline in phase %s", a.err, c.phase)
+				} else if !strings.Contains(a.err.Detail, c.says) {
+					t.Errorf("the error is %q and does not say %q", a.err.Detail, c.says)
 				}
 				if took := a.at.Sub(began); took != limit {
 					t.Errorf("ended after %v, the deadline was %v", took, limit)

@@ -127,7 +127,7 @@ func (l *life) failCtx() {
 		l.mu.Lock()
 		where, took := l.phase, time.Since(l.times.Submitted)
 		l.mu.Unlock()
-		c = &room.Cause{Code: room.CodeDeadline, Detail: fmt.Sprintf("the request's deadline passed after %s while it was %s", took.Round(time.Millisecond), where)}
+		c = &room.Cause{Code: room.CodeDeadline, Detail: fmt.Sprintf("the request's deadline passed after %s while it %s", took.Round(time.Millisecond), where.doing())}
 	default:
 		c = &room.Cause{Code: room.CodeClientGone, Detail: "the client ended the request"}
 	}

@@ -51,6 +51,28 @@ func (p phase) String() string {
 	}
 }
 
+// doing says for people what a request in this phase waits for.
+func (p phase) doing() string {
+	switch p {
+	case phaseBootstrap:
+		return "waited for the decode worker's grant (its cells, session and landing pages)"
+	case phaseWaiting, phasePrealloc:
+		return "waited for KV cells that others held"
+	case phaseForward, phaseLocal:
+		return "had its prompt computed"
+	case phaseInflight:
+		return "waited for the last chunks to be applied at the decode worker"
+	case phaseConnecting:
+		return "waited for the session to the prefill worker, or for landing pages"
+	case phaseTransferring:
+		return "waited for the prompt's KV from the prefill worker"
+	case phasePreempted:
+		return "was swapped out for older requests"
+	default:
+		return "was " + p.String()
+	}
+}
+
 // census counts live requests by phase. Written on every change of a phase under
 // the request's lock, read by snapshots and gauges without one.
 type census [numPhases]atomic.Int64

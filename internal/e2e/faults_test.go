@@ -55,10 +55,18 @@ type phase struct {
 	reached func(p, d *workerInfo, writing, written float64) bool
 	// survives: what P does is over, so its end changes nothing.
 	survives bool
+	// cold: the prefill worker is restarted before, so that no session is there.
+	cold bool
 }
 
 var phases = []phase{
 	{
+		// The prefill worker has been restarted, and the way back to its peer takes a while: no session.
+		name: "connecting", cold: true, faults: "dial stall for=1200ms", tokens: 2*simChunk + 1, max: 8,
+		reached: func(p, d *workerInfo, _, _ float64) bool {
+			return p.State.Bootstrap == inFlight && d.State.Prealloc == inFlight && d.Pool.Leases == 0
+		},
+	}, {
 		// Landing pages for 3 prompts only: the others wait for a grant.
 		name: "bootstrap", cost: "prefill-chunk=100ms", decode: []string{"--pool-mib", "1"}, tokens: 5*simChunk + 1, max: 8,
 		reached: func(p, _ *workerInfo, _, _ float64) bool { return p.State.Bootstrap >= 4 },
@@ -113,7 +121,7 @@ func faultCases() (all []faultCase) {
 // of one phase and transport share a stack, so a leak adds up.
 //
 // The short form runs two of the twelve faults in each phase and transport, and every fault at
-// least once; BATON_PROVE=1 runs all 144.
+// least once; BATON_PROVE=1 runs all 168.
 func TestProcessFaults(t *testing.T) {
 	i := 0
 	for _, transport := range []string{"tcp", "shm"} {
@@ -223,6 +231,13 @@ func (r *rig) await(t *testing.T, ends <-chan asked, started *atomic.Int32, writ
 }
 
 func (r *rig) run(t *testing.T, c faultCase, seed int) {
+	if r.ph.cold {
+		r.Prefills[0].Kill()
+		if err := r.Prefills[0].Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		usable(t, r.Stack)
+	}
 	written, err := metric(t.Context(), r.Prefills[0], "baton_kv_transfer_writes_total")
 	if err != nil {
 		t.Fatal(err)

@@ -217,7 +217,26 @@ func (g *Registry) overdue(r *Room, s State) *Cause {
 	default:
 		c.Detail = "the request's deadline passed, " + after.String() + " after the room was opened"
 	}
+	c.Detail += "; it waited for " + awaited(g.side, s)
 	return c
+}
+
+// awaited says for people what ends the stay in a state.
+func awaited(side Side, s State) string {
+	switch {
+	case side == SideSender && s == StateBootstrapping:
+		return "the decode worker's grant"
+	case side == SideSender && s == StateWaitingForInput:
+		return "its first chunk to be computed"
+	case side == SideSender:
+		return "the rest of its chunks to be computed and applied at the decode worker"
+	case s == StateBootstrapping:
+		return "a session to the prefill worker and landing pages"
+	case s == StateWaitingForInput:
+		return "the first chunk from the prefill worker"
+	default:
+		return "the next chunk from the prefill worker"
+	}
 }
 
 // tombSlack lets tombstones that expire about the same time go in one sweep.

@@ -211,13 +211,12 @@ func (g *Registry) overdue(r *Room, s State) *Cause {
 	c := &Cause{Code: CodeDeadline, Side: g.side, Phase: s.String(), Key: r.key}
 	switch after := time.Duration(r.deadline - r.opened).Round(time.Millisecond); {
 	case r.due < r.deadline:
-		c.Detail = "the room did not leave this state within " + g.bounds[s].String()
+		c.Detail = "the room did not leave this state within " + g.bounds[s].String() + "; it waited for " + awaited(g.side, s)
 	case after <= 0:
 		c.Detail = "the request's deadline had passed before the room was opened"
 	default:
-		c.Detail = "the request's deadline passed, " + after.String() + " after the room was opened"
+		c.Detail = "the request's deadline passed, " + after.String() + " after the room was opened; it waited for " + awaited(g.side, s)
 	}
-	c.Detail += "; it waited for " + awaited(g.side, s)
 	return c
 }
 

@@ -639,8 +639,10 @@ func TestMixedFleet(t *testing.T) {
 			base := takeBaseline(t, s)
 			for _, streamed := range []bool{false, true} {
 				ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+				began := time.Now()
 				a := stream(ctx, s.URL(), map[string]any{"prompt": prompt(1, 50), "max_tokens": 4, "stream": streamed}, nil)
 				stop()
+				a.Took = time.Since(began)
 				if a.Cause == nil || a.Cause.Code != room.CodeMismatch || a.Status != http.StatusBadGateway || !strings.Contains(a.Cause.Detail, c.says) || a.Took > 5*time.Second {
 					t.Errorf("streamed %v: %v; want a mismatch that names %q", streamed, a, c.says)
 				}

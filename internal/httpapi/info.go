@@ -167,9 +167,9 @@ func (s *server) abortRequest(w *response, r *http.Request) *openai.Error {
 	}
 	c := s.cause(room.CodeAborted, "aborted by /abort_request")
 	if !a.All {
-		return w.json(map[string]int{"aborted": s.live.abort(a.RID, c)})
+		return w.json(map[string]int{"aborted": s.live.abort(a, c)})
 	}
-	n := s.live.abort("", c)
+	n := s.live.abort(a, c)
 	s.Scheduler.Abort("", c) // also what did not come through here
 	return w.json(map[string]int{"aborted": n})
 }

@@ -145,16 +145,16 @@ func TestLiveRequestsForget(t *testing.T) {
 	l := newLiveRequests(func() time.Time { return now })
 	none := func(*room.Cause) {}
 	c := &room.Cause{Code: room.CodeAborted}
-	l.abort("a", c)
+	l.abort(openai.Abort{RID: "a"}, c)
 	now = now.Add(rememberFor + 1)
-	lr, aborted := l.add([]string{"a"}, none)
+	lr, aborted := l.add([]string{"a"}, nil, none)
 	if aborted {
 		t.Error("an abort was remembered too long")
 	}
 	l.remove(lr)
 	for range 3 * rememberMost {
 		now = now.Add(1)
-		l.abort(now.String(), c)
+		l.abort(openai.Abort{RID: now.String()}, c)
 	}
 	if len(l.recent) > rememberMost || len(l.order) > rememberMost {
 		t.Errorf("%d notes kept", len(l.recent))
@@ -164,16 +164,29 @@ func TestLiveRequestsForget(t *testing.T) {
 	}
 	// Two requests of one name: an abort hits both, and each leaves by itself.
 	hits := 0
-	x, _ := l.add([]string{"n"}, func(*room.Cause) { hits++ })
-	y, _ := l.add([]string{"n", "m"}, func(*room.Cause) { hits++ })
-	if got := l.abort("n", c); got != 2 || hits != 2 {
+	x, _ := l.add([]string{"n"}, []uint64{1, 2}, func(*room.Cause) { hits++ })
+	y, _ := l.add([]string{"n", "m"}, []uint64{3}, func(*room.Cause) { hits++ })
+	if got := l.abort(openai.Abort{RID: "n"}, c); got != 2 || hits != 2 {
 		t.Errorf("abort hit %d, cancelled %d", got, hits)
 	}
+	// With a room it hits one of them, and a late one for another room none, now or later.
+	ofRoom := func(room uint64) openai.Abort { return openai.Abort{RID: "n", Room: room, OfRoom: true} }
+	if l.abort(ofRoom(2), c) != 1 || l.abort(ofRoom(3), c) != 1 || l.abort(ofRoom(4), c) != 0 || hits != 4 {
+		t.Errorf("aborts of rooms hit %d", hits)
+	}
 	l.remove(x)
-	if got := l.abort("n", c); got != 1 {
+	if got := l.abort(openai.Abort{RID: "n"}, c); got != 1 {
 		t.Errorf("abort hit %d", got)
 	}
 	l.remove(y)
+	z, aborted := l.add([]string{"n"}, []uint64{5}, none)
+	if aborted {
+		t.Error("the abort of another room's request hit the next one of that name")
+	}
+	l.remove(z)
+	if _, aborted := l.add([]string{"n"}, []uint64{4}, none); !aborted {
+		t.Error("an abort that came before its request was forgotten")
+	}
 	if l.count() != 0 {
 		t.Errorf("%d live", l.count())
 	}

@@ -91,7 +91,11 @@ func edgeMargin(left time.Duration) time.Duration { return min(left/20, 200*time
 
 // submit registers the request for aborts, then hands every prompt to the scheduler.
 func (j *job) submit() *openai.Error {
-	lr, aborted := j.s.live.add(j.ids, j.cancel)
+	rooms := make([]uint64, len(j.req.Bootstrap))
+	for i, b := range j.req.Bootstrap {
+		rooms[i] = b.Key.Room
+	}
+	lr, aborted := j.s.live.add(j.ids, rooms, j.cancel)
 	if aborted {
 		return openai.FromCause(j.s.cause(room.CodeAborted, "aborted by /abort_request before it arrived"))
 	}

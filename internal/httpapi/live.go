@@ -2,15 +2,19 @@ package httpapi
 
 import (
 	"maps"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
+	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
 )
 
 // liveRequests finds requests by the ids that clients gave them. Such ids need not
 // be unique, so they never reach the scheduler as keys: an abort by id hits every
-// live request of that name.
+// live request of that name. The router, which means one attempt of one request, names
+// its room too.
 //
 // An abort may overtake its request. If it hits nothing, and no request of that name
 // ended a moment ago, it is remembered: the next request of that name is born
@@ -32,6 +36,7 @@ type memory struct {
 // liveRequest is one registered request.
 type liveRequest struct {
 	ids    []string
+	rooms  []uint64
 	cancel func(*room.Cause)
 }
 
@@ -44,17 +49,32 @@ func newLiveRequests(now func() time.Time) *liveRequests {
 	return &liveRequests{byID: map[string]map[*liveRequest]struct{}{}, recent: map[string]memory{}, now: now}
 }
 
+// ofRoom is the key of an early abort that names a room. Ids have no spaces.
+func ofRoom(id string, room uint64) string { return id + " " + strconv.FormatUint(room, 10) }
+
 // add registers a request. aborted: its abort has come already; it is not registered then.
-func (l *liveRequests) add(ids []string, cancel func(*room.Cause)) (lr *liveRequest, aborted bool) {
+func (l *liveRequests) add(ids []string, rooms []uint64, cancel func(*room.Cause)) (lr *liveRequest, aborted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	early := func(key string) bool {
+		m, ok := l.recent[key]
+		if !ok || !m.aborted || !l.now().Before(m.until) {
+			return false
+		}
+		delete(l.recent, key)
+		return true
+	}
 	for _, id := range ids {
-		if m, ok := l.recent[id]; ok && m.aborted && l.now().Before(m.until) {
-			delete(l.recent, id)
+		if early(id) {
 			return nil, true
 		}
+		for _, r := range rooms {
+			if early(ofRoom(id, r)) {
+				return nil, true
+			}
+		}
 	}
-	lr = &liveRequest{ids: ids, cancel: cancel}
+	lr = &liveRequest{ids: ids, rooms: rooms, cancel: cancel}
 	for _, id := range ids {
 		if l.byID[id] == nil {
 			l.byID[id] = map[*liveRequest]struct{}{}
@@ -94,21 +114,27 @@ func (l *liveRequests) remember(id string, aborted bool) {
 	l.recent[id] = memory{until: now.Add(rememberFor), aborted: aborted}
 }
 
-// abort cancels the live requests called id ("": all) and says how many it hit.
-func (l *liveRequests) abort(id string, c *room.Cause) int {
+// abort cancels the live requests that a means and says how many it hit.
+func (l *liveRequests) abort(a openai.Abort, c *room.Cause) int {
 	l.mu.Lock()
 	hit := map[*liveRequest]struct{}{}
-	for lr := range l.byID[id] {
-		hit[lr] = struct{}{}
+	key := a.RID
+	if a.OfRoom {
+		key = ofRoom(a.RID, a.Room)
 	}
-	if id == "" {
+	for lr := range l.byID[a.RID] {
+		if !a.OfRoom || slices.Contains(lr.rooms, a.Room) {
+			hit[lr] = struct{}{}
+		}
+	}
+	if a.All {
 		for _, set := range l.byID {
 			maps.Copy(hit, set)
 		}
 	}
-	if id != "" && len(hit) == 0 {
-		if m, ok := l.recent[id]; !ok || !l.now().Before(m.until) {
-			l.remember(id, true)
+	if !a.All && len(hit) == 0 {
+		if m, ok := l.recent[key]; !ok || !l.now().Before(m.until) {
+			l.remember(key, true)
 		}
 	}
 	l.mu.Unlock()

@@ -351,12 +351,15 @@ func TestParseAbort(t *testing.T) {
 		`{"abort_all":true}`:               {All: true},
 		`{"abort_all":true,"rid":""}`:      {All: true},
 		`{"rid":"a","abort_message":null}`: {RID: "a"},
+		`{"rid":"a","bootstrap_room":0}`:   {RID: "a", OfRoom: true},
+		`{"rid":"a","bootstrap_room":7}`:   {RID: "a", Room: 7, OfRoom: true},
 	} {
 		if got, err := ParseAbort([]byte(body)); err != nil || got != want {
 			t.Errorf("%s: %+v, %v", body, got, err)
 		}
 	}
-	for _, body := range []string{``, `{}`, `{"rid":""}`, `{"rid":"a","abort_all":true}`, `{"rid":1}`, `{"id":"a"}`, `{"abort_all":false}`} {
+	for _, body := range []string{``, `{}`, `{"rid":""}`, `{"rid":"a","abort_all":true}`, `{"rid":1}`, `{"id":"a"}`, `{"abort_all":false}`,
+		`{"abort_all":true,"bootstrap_room":1}`, `{"bootstrap_room":1}`, `{"rid":"a","bootstrap_room":-1}`, `{"rid":"a","bootstrap_room":[1]}`} {
 		var e *Error
 		if _, err := ParseAbort([]byte(body)); !errors.As(err, &e) || e.Status != 400 {
 			t.Errorf("%s: %v, want a 400", body, err)

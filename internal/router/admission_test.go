@@ -151,7 +151,7 @@ func TestAbortRequest(t *testing.T) {
 		if g := b.post(t.Context(), "/abort_request", `{"rid":"other"}`); g.status != 200 || !strings.Contains(g.body, `"aborted":0`) {
 			t.Errorf("%d %s", g.status, g.body)
 		}
-		if _, ok := p[0].aborts["other"]; !ok {
+		if _, ok := p[0].aborts["other "]; !ok {
 			t.Error("the prefill worker was not told")
 		}
 		b.post(t.Context(), "/abort_request", `{}`).fails(t, 400, "invalid_request")

@@ -110,6 +110,12 @@ func (l *leg1) rid() string {
 	return s
 }
 
+// room is the request's first room.
+func (l *leg1) room() string {
+	room, _, _ := strings.Cut(strings.Trim(string(l.fields["bootstrap_room"]), "[]"), ",")
+	return room
+}
+
 // script is how a fake worker treats one generating request. It should return when r's context ends.
 type script func(w http.ResponseWriter, r *http.Request, l *leg1)
 
@@ -122,7 +128,7 @@ type fake struct {
 	script script
 	health func(w http.ResponseWriter, r *http.Request)
 	legs   []*leg1
-	aborts map[string]time.Time // rid of abort_request, first time
+	aborts map[string]time.Time // rid and room of abort_request, first time
 	other  []string             // other requests: "GET /path"
 	srv    *http.Server
 	served chan error
@@ -181,12 +187,13 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	case "/abort_request":
 		var a struct {
-			RID string `json:"rid"`
+			RID  string          `json:"rid"`
+			Room json.RawMessage `json:"bootstrap_room"`
 		}
 		_ = json.Unmarshal(body, &a)
 		f.mu.Lock()
-		if _, ok := f.aborts[a.RID]; !ok {
-			f.aborts[a.RID] = time.Now()
+		if key := a.RID + " " + string(a.Room); f.aborts[key].IsZero() {
+			f.aborts[key] = time.Now()
 		}
 		f.mu.Unlock()
 		_, _ = io.WriteString(w, `{"aborted":1}`)
@@ -230,7 +237,7 @@ func (f *fake) released(i int, since time.Time, limit time.Duration) {
 	f.t.Helper()
 	l := f.leg(i)
 	f.mu.Lock()
-	abort, told := f.aborts[l.rid()]
+	abort, told := f.aborts[l.rid()+" "+l.room()]
 	f.mu.Unlock()
 	switch {
 	case !l.closed:

@@ -58,20 +58,21 @@ func (r *Router) release(a *attempt) {
 			continue
 		}
 		for _, name := range a.names {
-			r.group.spawn(func() { r.abortAt(l.w, name) })
+			r.group.spawn(func() { r.abortAt(l.w, name, a.rooms[0]) })
 		}
 	}
 }
 
-// abortAt posts one abort_request.
-func (r *Router) abortAt(w *worker, rid string) {
+// abortAt posts one abort_request. The room makes sure that it cannot hit the client's next
+// request, which may have the same id.
+func (r *Router) abortAt(w *worker, rid string, room uint64) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	result := "failed"
 	select {
 	case r.releases <- struct{}{}:
 		defer func() { <-r.releases }()
-		body, _ := openai.Marshal(map[string]string{"rid": rid}) // a string always marshals
+		body, _ := openai.Marshal(map[string]any{"rid": rid, "bootstrap_room": room}) // always marshals
 		if got, err := w.ask(ctx, http.MethodPost, "/abort_request", body, drainLimit); err == nil && got.status/100 == 2 {
 			result = "ok"
 		}

@@ -186,7 +186,7 @@ func (a *attempt) fail(l *leg, f *failure) {
 		a.cancel(f)
 	case a.held != nil:
 		a.cancel(a.held)
-	case other.over.Load():
+	case legPhase(other.at.Load()) == legDone: // not merely over: it may be about to report
 		a.cancel(f)
 	default:
 		a.held = f

@@ -90,7 +90,10 @@ func (l *leg) reported(e *openai.Error, h http.Header) *failure {
 		f.blame = blameBoth
 	case room.CodeTransferFailed, room.CodeChunkDropped, room.CodeMismatch, room.CodeProtocol, room.CodeDeadline:
 		f.blame = blameBoth
-	default: // the worker speaks of itself or of the request
+	default: // the worker speaks of itself, of the request, or of what the other told it
+		if c.Side == room.SideSender || c.Side == room.SideReceiver {
+			f.blame = blameOf(c.Side)
+		}
 	}
 	return f
 }

@@ -322,7 +322,10 @@ func startOrderDoesNotMatter(t *testing.T) {
 	for round := range 2 {
 		p.Kill()
 		a := complete(t.Context(), s.URL(), prompt(1, simChunk), 8, nil, timeoutHeader(5*time.Second)...)
-		failedWith(t, a, room.CodeUnavailable, 2*time.Second)
+		// Usually refused; a connection that was idle a moment ago may break first.
+		if a.Cause == nil || (a.Cause.Code != room.CodeUnavailable && a.Cause.Code != room.CodePeerLost) || a.Took > 2*time.Second {
+			t.Errorf("while there is no prefill worker: %v", a)
+		}
 		if err := p.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}

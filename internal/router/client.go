@@ -9,6 +9,9 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 )
 
+// firstWriteTime bounds the writing of an error that is a whole answer.
+const firstWriteTime = 5 * time.Second
+
 // client is the connection of a call's client. Only the handler's goroutine uses it.
 type client struct {
 	w   http.ResponseWriter
@@ -57,7 +60,13 @@ func (cl *client) fail(f *failure) {
 	e := f.err
 	// What ended the request bounded the writes of before (see Router.arm), perhaps some time ago on a busy machine: the
 	// error has its own time.
-	_ = cl.ctl.SetWriteDeadline(time.Now().Add(deadlineSlack)) // a recorder in a test has none
+	limit := deadlineSlack
+	if !cl.started {
+		// The first bytes of an answer fit any socket: they wait for no client, only for us on
+		// a machine that is very busy, where a client must not find a closed connection instead.
+		limit = firstWriteTime
+	}
+	_ = cl.ctl.SetWriteDeadline(time.Now().Add(limit)) // a recorder in a test has none
 	if cl.started {
 		cl.cut = true
 		if f.gone {

@@ -75,9 +75,9 @@ var phases = []phase{
 		name: "waiting", cost: "prefill-chunk=100ms", prefill: []string{"--max-running", "1"}, tokens: 5*simChunk + 1, max: 8,
 		reached: func(p, d *workerInfo, _, _ float64) bool { return p.State.Waiting >= 6 && d.State.Transfer == inFlight },
 	}, {
-		// A prompt's first chunk is half written while the next prompt's is computed. The hold is
-		// shorter than the computing, so that a room's chunks stay in order.
-		name: "mid-chunk", cost: "prefill-chunk=150ms", faults: "post room=* nth=1 halfway for=110ms", tokens: 4*simChunk + 1, max: 8,
+		// A prompt's first chunk is half written while the next prompt's is computed. The hold is far
+		// shorter than the computing, because a held write does not keep back those behind it.
+		name: "mid-chunk", cost: "prefill-chunk=250ms", faults: "post room=* nth=1 halfway for=90ms", tokens: 3*simChunk + 1, max: 8,
 		reached: func(p, d *workerInfo, writing, written float64) bool {
 			return writing == 1 && written >= 2 && p.State.Running >= 6 && d.State.Transfer == inFlight
 		},

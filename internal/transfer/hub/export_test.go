@@ -33,3 +33,10 @@ func (h *Senders) Deliver(s transfer.Sending, sess *session.ServerSession, g ses
 	snd := s.(*sending)
 	h.deliver(snd, snd.room.Load(), sess, g)
 }
+
+// Flush waits until everything that was queued for the hub's goroutine has run.
+func (h *Receivers) Flush() {
+	done := make(chan struct{})
+	h.acts.do(func() { close(done) })
+	<-done
+}

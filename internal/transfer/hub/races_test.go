@@ -169,3 +169,36 @@ func TestGrantThatCannotBeSent(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// held is a prefill side that is slow to hear of aborts.
+type held struct {
+	*hub.Senders
+	release chan struct{}
+}
+
+func (h held) Abort(s *session.ServerSession, key room.Key, g transfer.GrantID, c *room.Cause) {
+	<-h.release
+	h.Senders.Abort(s, key, g, c)
+}
+
+// A write that finds its grant revoked has overtaken the abort: that is no failure of the transfer.
+func TestRevokeOvertakesAbort(t *testing.T) {
+	release := make(chan struct{})
+	w := newWorld(t, options{handler: func(h *hub.Senders) session.ServerHandler { return held{h, release} }})
+	s, r := w.send(1, 2), w.receive(1, 2)
+	await(t, "grant", s.Granted())
+	w.chunk(s, 1, 0)
+	await(t, "chunk", r.Landed())
+	r.Cancel(&room.Cause{Code: room.CodeClientGone, Detail: "gone"})
+	w.receivers.Flush() // revoked
+	w.chunk(s, 1, 1)
+	await(t, "end", s.Done())
+	failed(t, "sender", s.State(), s.Err(), room.CodeAborted)
+	if !strings.Contains(s.Err().Error(), "revoked") {
+		t.Errorf("the error does not say what happened: %v", s.Err())
+	}
+	close(release)
+	s.Release()
+	r.Release()
+	w.drained()
+}

@@ -166,8 +166,12 @@ func (s *sending) settle(lease *kv.Lease, i int, last bool, began time.Time, err
 		ev.Kind = room.EvSettleError
 		ev.Cause = &room.Cause{Code: room.CodeTransferFailed, Side: room.SideSender, Key: s.open.Key, Peer: s.sess.Client().WorkerID,
 			Retryable: true, Detail: "chunk write: " + err.Error()}
-		if errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrClosed) {
+		switch {
+		case errors.Is(err, transfer.ErrPeerLost), errors.Is(err, transfer.ErrClosed):
 			ev.Cause.Code = room.CodePeerLost
+		case errors.Is(err, transfer.ErrGrant): // this refusal has overtaken the abort that is on its way
+			ev.Cause.Code, ev.Cause.Side = room.CodeAborted, room.SideReceiver
+			ev.Cause.Detail = "the decode worker ended the room: it has revoked the grant of a chunk's write"
 		}
 	} else {
 		s.hub.m.chunk(time.Since(began))

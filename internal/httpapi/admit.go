@@ -51,8 +51,14 @@ func (s *server) admit(w *response, r *http.Request, kind openai.Kind) (*admitte
 	if a.deadline, e = s.deadline(r, w.start); e != nil {
 		return nil, e
 	}
+	if a.deadline.Before(w.start.Add(s.BodyTimeout)) {
+		_ = w.ctl.SetReadDeadline(a.deadline)
+	}
 	body, e := s.readBody(w, r)
 	if e != nil {
+		if e.Code == openai.CodeBodyTimeout && !s.now().Before(a.deadline) {
+			e = openai.FromCause(s.cause(room.CodeDeadline, "the request's deadline passed before its body had arrived"))
+		}
 		return nil, e
 	}
 	req, err := openai.Parse(kind, body)

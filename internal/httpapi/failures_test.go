@@ -211,18 +211,29 @@ func TestBodyTooLarge(t *testing.T) {
 }
 
 func TestSlowBody(t *testing.T) {
-	h := newHarness(t, hello, func(c *Config) { c.BodyTimeout = 50 * time.Millisecond })
-	conn, err := net.Dial("tcp", h.srv.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := io.WriteString(conn, "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"); err != nil {
-		t.Fatal(err)
-	}
-	answer, err := io.ReadAll(conn) // the server must answer and close
-	if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 408 ") || !strings.Contains(string(answer), openai.CodeBodyTimeout) {
-		t.Errorf("got %q, %v", answer, err)
+	for _, c := range []struct {
+		header, status, says string
+		limit                time.Duration
+	}{
+		{"", "408", openai.CodeBodyTimeout, 50 * time.Millisecond},
+		{HeaderTimeout + ": 50\r\n", "504", `"cause":"deadline"`, time.Minute}, // the request's own is earlier
+	} {
+		h := newHarness(t, hello, func(cfg *Config) { cfg.BodyTimeout = c.limit })
+		conn, err := net.Dial("tcp", h.srv.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, "POST /generate HTTP/1.1\r\nHost: x\r\n"+c.header+"Content-Length: 100\r\n\r\n{"); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(conn) // the server must answer and close
+		if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 "+c.status) || !strings.Contains(string(answer), c.says) {
+			t.Errorf("got %q, %v", answer, err)
+		}
 	}
 }
 

@@ -221,7 +221,7 @@ func (s *server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}()
 	// A client that does not read must not hold the handler for ever. Handlers that
 	// take longer by design move the deadline.
-	w.writeBy(w.start.Add(time.Minute))
+	w.writeBy(w.start.Add(max(time.Minute, s.BodyTimeout+10*time.Second))) // also that the body did not arrive
 	// Nor one that does not send: net/http reads what a handler leaves of the body, so
 	// the deadline stays on unless the body has been read whole.
 	if r.ContentLength != 0 {

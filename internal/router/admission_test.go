@@ -78,21 +78,29 @@ func (endless) Read(p []byte) (int, error) {
 }
 
 func TestSlowBody(t *testing.T) {
-	inBubble(t, Config{BodyTimeout: time.Second}, []script{okPrefill}, []script{okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
-		conn, err := b.net.dial(t.Context(), "", "router:80")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		if _, err := io.WriteString(conn, "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"); err != nil {
-			t.Fatal(err)
-		}
-		start := time.Now()
-		answer, err := io.ReadAll(conn)
-		if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 408 ") || time.Since(start) > 2*time.Second {
-			t.Fatalf("%q, %v after %v", answer, err, time.Since(start))
-		}
-	})
+	for _, c := range []struct {
+		name, header, status, says string
+		after                      time.Duration
+	}{
+		{"body's time", "", "408", "body_timeout", time.Second},
+		{"request's deadline", HeaderTimeout + ": 300\r\n", "504", `"cause":"deadline"`, 300 * time.Millisecond},
+	} {
+		inBubble(t, Config{BodyTimeout: time.Second}, []script{okPrefill}, []script{okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
+			conn, err := b.net.dial(t.Context(), "", "router:80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := io.WriteString(conn, "POST /generate HTTP/1.1\r\nHost: x\r\n"+c.header+"Content-Length: 100\r\n\r\n{"); err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			answer, err := io.ReadAll(conn)
+			if err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 "+c.status) || !strings.Contains(string(answer), c.says) || time.Since(start) > c.after+time.Second {
+				t.Fatalf("%s: %q, %v after %v", c.name, answer, err, time.Since(start))
+			}
+		})
+	}
 }
 
 func TestTooManyInFlight(t *testing.T) {

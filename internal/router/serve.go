@@ -142,6 +142,9 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 	case errors.As(err, &large):
 		httpbody.Drain(cl.w, req)
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody)
+	case errors.Is(err, os.ErrDeadlineExceeded) && time.Until(deadline) <= 0:
+		cl.w.Header().Set("Connection", "close")
+		return nil, routerFailure(room.CodeDeadline, false, "the request's deadline passed before its body had arrived")
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return refuse(http.StatusRequestTimeout, openai.CodeBodyTimeout, "", "the body did not arrive within %v", r.cfg.BodyTimeout)
 	case errors.Is(err, io.ErrUnexpectedEOF), req.Context().Err() != nil:

@@ -47,9 +47,12 @@ func checkHead(h *gguf.Head, path string) error {
 
 // checkVocab catches vocabularies on which the library asserts instead of failing.
 func checkVocab(h *gguf.Head, refuse func(string, ...any) error) error {
-	tokens := h.KV["tokenizer.ggml.tokens"]
+	tokens := h.KV[gguf.VocabKey]
 	if h.Str("tokenizer.ggml.model") == "" || tokens.Type != gguf.Array || tokens.Elem != gguf.String || tokens.Len == 0 {
 		return refuse("has no vocabulary")
+	}
+	if tokens.Twice != "" {
+		return refuse("has a corrupt vocabulary: token %.64q is there twice", tokens.Twice)
 	}
 	for key, elem := range map[string]gguf.Type{
 		"tokenizer.ggml.scores": gguf.Float32, "tokenizer.ggml.token_type": gguf.Int32,

@@ -40,6 +40,7 @@ func TestOpenRefuses(t *testing.T) {
 			KV("tokenizer.ggml.scores", []float32{1}).Write(t, "m"),
 		"eos_token_id is outside": small().KV("tokenizer.ggml.model", "llama").KV("tokenizer.ggml.tokens", []string{"a", "b"}).
 			KV("tokenizer.ggml.eos_token_id", uint32(2)).Write(t, "m"),
+		`"b" is there twice`: small().KV("tokenizer.ggml.model", "llama").KV("tokenizer.ggml.tokens", []string{"a", "", "b", "", "b\x00c"}).Write(t, "m"),
 	} {
 		_, err := Open(Config{LibDir: "/nonexistent", Model: path})
 		if !errors.Is(err, ErrModel) || !strings.Contains(err.Error(), name) {

@@ -8,6 +8,7 @@
 package gguf
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -95,7 +96,12 @@ type Value struct {
 	Len  int    // of an array
 	num  uint64 // bits of a number or bool
 	str  string
+	// Twice is an element that is there twice; only of the array VocabKey, "" if there is none.
+	Twice string
 }
+
+// VocabKey is the array of the vocabulary's texts, each of which must be there once.
+const VocabKey = "tokenizer.ggml.tokens"
 
 // Tensor is one entry of the tensor table.
 type Tensor struct {
@@ -315,7 +321,7 @@ func (d *decoder) kv(h *Head) {
 		return
 	}
 	if _, twice := h.KV[key]; twice || key == "" {
-		d.fail("is corrupt: metadata key %q is empty or there twice", key)
+		d.fail("is corrupt: metadata key %.64q is empty or there twice", key)
 		return
 	}
 	v := Value{Type: t}
@@ -323,7 +329,7 @@ func (d *decoder) kv(h *Head) {
 	case String:
 		v.str = d.str(maxString, "metadata string")
 	case Array:
-		v.Elem, v.Len = d.array(key, 0)
+		v.Elem, v.Len, v.Twice = d.array(key, 0)
 	default:
 		v.num = d.number(key, t)
 	}
@@ -333,7 +339,7 @@ func (d *decoder) kv(h *Head) {
 // number reads a value of fixed size; signed ones are extended to 64 bits.
 func (d *decoder) number(key string, t Type) uint64 {
 	if t.size() == 0 {
-		d.fail("is corrupt: metadata key %q has unknown type %d", key, t)
+		d.fail("is corrupt: metadata key %.64q has unknown type %d", key, t)
 		return 0
 	}
 	b := d.take(t.size())
@@ -352,41 +358,60 @@ func (d *decoder) number(key string, t Type) uint64 {
 		return uint64(int64(int32(n)))
 	case Bool:
 		if n > 1 {
-			d.fail("is corrupt: metadata key %q is neither true nor false", key)
+			d.fail("is corrupt: metadata key %.64q is neither true nor false", key)
 		}
 	}
 	return n
 }
 
-// array skips an array, checking that all of it is there.
-func (d *decoder) array(key string, depth int) (Type, int) {
+// array skips an array, checking that all of it is there. twice is as Value.Twice.
+func (d *decoder) array(key string, depth int) (elem Type, size int, twice string) {
 	elem, n := Type(d.u32()), d.u64()
 	if d.err != nil {
-		return 0, 0
+		return 0, 0, ""
 	}
 	if n > maxArray || depth >= maxNesting {
-		d.fail("is corrupt: metadata array %q of %d elements, nesting %d", key, n, depth)
-		return 0, 0
+		d.fail("is corrupt: metadata array %.64q of %d elements, nesting %d", key, n, depth)
+		return 0, 0, ""
 	}
 	switch {
 	case elem == String:
-		for range n {
-			if d.take(int64(min(d.u64(), math.MaxInt64/2))); d.err != nil {
-				return 0, 0
-			}
-		}
+		twice = d.texts(n, key == VocabKey)
 	case elem == Array:
 		for range n {
 			if d.array(key, depth+1); d.err != nil {
-				return 0, 0
+				return 0, 0, ""
 			}
 		}
 	case elem.size() > 0:
 		d.take(int64(n) * elem.size())
 	default:
-		d.fail("is corrupt: metadata array %q has unknown element type %d", key, elem)
+		d.fail("is corrupt: metadata array %.64q has unknown element type %d", key, elem)
 	}
-	return elem, int(n)
+	return elem, int(n), twice
+}
+
+// texts skips n strings, and finds one that is there twice if asked to. As the library does, it
+// takes a text to end at a NUL byte, and empty ones for different.
+func (d *decoder) texts(n uint64, unique bool) (twice string) {
+	seen := map[string]bool{}
+	for range n {
+		b := d.take(int64(min(d.u64(), math.MaxInt64/2)))
+		if d.err != nil {
+			return ""
+		}
+		if !unique || twice != "" {
+			continue
+		}
+		if b, _, _ = bytes.Cut(b, []byte{0}); len(b) == 0 {
+			continue
+		}
+		if seen[string(b)] {
+			twice = string(b)
+		}
+		seen[string(b)] = true
+	}
+	return twice
 }
 
 func (d *decoder) tensors(h *Head, n uint64) {
@@ -405,7 +430,7 @@ func (d *decoder) tensors(h *Head, n uint64) {
 			return
 		}
 		if names[t.Name] || t.Offset%align != 0 {
-			d.fail("is corrupt: tensor %q is there twice or not aligned", t.Name)
+			d.fail("is corrupt: tensor %.64q is there twice or not aligned", t.Name)
 			return
 		}
 		names[t.Name] = true
@@ -419,7 +444,7 @@ func (d *decoder) tensor() Tensor {
 	t := Tensor{Name: d.str(maxName, "tensor name")}
 	dims := d.u32()
 	if d.err == nil && (dims == 0 || dims > maxDims) {
-		d.fail("is corrupt: tensor %q has %d dimensions", t.Name, dims)
+		d.fail("is corrupt: tensor %.64q has %d dimensions", t.Name, dims)
 	}
 	if d.err != nil {
 		return t
@@ -433,7 +458,7 @@ func (d *decoder) tensor() Tensor {
 	}
 	n, ok := tensorBytes(t.Type, t.Dims)
 	if !ok {
-		d.fail("is corrupt or newer than this library: tensor %q has type %d and shape %v", t.Name, t.Type, t.Dims)
+		d.fail("is corrupt or newer than this library: tensor %.64q has type %d and shape %v", t.Name, t.Type, t.Dims)
 	}
 	t.Bytes = n
 	return t
@@ -455,12 +480,12 @@ func (d *decoder) place(h *Head) {
 	var end uint64
 	for _, t := range order {
 		if t.Offset < end {
-			d.fail("is corrupt: tensor %q overlaps another", t.Name)
+			d.fail("is corrupt: tensor %.64q overlaps another", t.Name)
 			return
 		}
 		end = t.Offset + t.Bytes
 		if end < t.Offset || room < 0 || end > uint64(room) {
-			d.fail("is truncated: tensor %q ends at byte %d of the data, the file has %d", t.Name, end, max(room, 0))
+			d.fail("is truncated: tensor %.64q ends at byte %d of the data, the file has %d", t.Name, end, max(room, 0))
 			return
 		}
 	}

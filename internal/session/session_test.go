@@ -282,8 +282,9 @@ func TestDataPlaneRefusal(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			ctx := testContext(t)
-			tune := session.Tuning{DialTimeout: time.Second}
-			p := sessiontest.NewPair(t, session.ServerConfig{Tuning: tune, Connect: func(ctx context.Context, _ transfer.SessionID, _ []transfer.Descriptor) (transfer.Peer, error) {
+			// The server's patience is the shorter, so that its refusal is there first on a busy machine too.
+			server, tune := session.Tuning{DialTimeout: 300 * time.Millisecond}, session.Tuning{DialTimeout: time.Second}
+			p := sessiontest.NewPair(t, session.ServerConfig{Tuning: server, Connect: func(ctx context.Context, _ transfer.SessionID, _ []transfer.Descriptor) (transfer.Peer, error) {
 				return tc.connect(ctx)
 			}}, session.ClientConfig{Tuning: tune})
 			c := getCause(t, ctx, p.Client, p.Addr, tc.code)

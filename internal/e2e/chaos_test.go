@@ -70,11 +70,9 @@ func (c *chaos) request(ctx context.Context, rng *rand.Rand, id int) error {
 	return nil
 }
 
-// fault does one random thing to one random process and undoes it.
-func (c *chaos) fault(t *testing.T, rng *rand.Rand) {
+// fault does one random thing to a process and undoes it.
+func (c *chaos) fault(t *testing.T, p *stack.Process, rng *rand.Rand) {
 	t.Helper()
-	all := c.All()
-	p := all[rng.IntN(len(all))]
 	stop, again := rng.IntN(3) > 0, rng.IntN(2) == 0
 	hold := time.Duration(rng.Int64N(int64(4 * time.Second)))
 	if rng.IntN(2) == 0 {
@@ -132,8 +130,8 @@ func TestChaos(t *testing.T) {
 			serves(t, c.Stack, c.model, 1, 8, simChunk+1, 8)
 			base.check(t)
 			t.Logf("ends of requests: %v", c.ends)
-			if c.ends["answered"] == 0 || len(c.ends) < 3 {
-				t.Error("nothing happened")
+			if c.ends["answered"] == 0 {
+				t.Error("nothing was answered")
 			}
 		})
 	}
@@ -164,9 +162,15 @@ func (c *chaos) run(t *testing.T, seed uint64, faults int) {
 		})
 	}
 	rng := rand.New(rand.NewPCG(seed, 1<<32))
+	var order []*stack.Process
 	for range faults {
+		if len(order) == 0 { // each process in its turn, in an order of its own each time
+			order = c.All()
+			rng.Shuffle(len(order), func(i, k int) { order[i], order[k] = order[k], order[i] })
+		}
 		after(t, 200*time.Millisecond+time.Duration(rng.Int64N(int64(time.Second))))
-		c.fault(t, rng)
+		c.fault(t, order[0], rng)
+		order = order[1:]
 	}
 	close(quit)
 	wg.Wait()

@@ -149,6 +149,7 @@ func TestClientDisconnect(t *testing.T) {
 func TestClientDisconnectDuringWrite(t *testing.T) {
 	for _, transport := range []string{"tcp", "shm"} {
 		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
 			s, m := startSim(t, simSetup{transport: transport, model: "dim=128", faults: "post room=* nth=2 halfway for=3s"})
 			serves(t, s, m, 1, 2, simChunk+1, 2)
 			base := takeBaseline(t, s)

@@ -26,6 +26,7 @@ func TestReportedFaults(t *testing.T) {
 		"one sided ends":                         oneSidedEnds,
 		"cancel while peer is silent":            cancelWhilePeerIsSilent,
 		"too large and too busy":                 tooLargeAndTooBusy,
+		"chunk larger than staging":              chunkLargerThanStaging,
 		"growing answers share cells":            growingAnswersShareCells,
 		"blocked head does not block":            blockedHeadDoesNotBlock,
 		"one error is forgotten":                 oneErrorIsForgotten,
@@ -268,6 +269,16 @@ func tooLargeAndTooBusy(t *testing.T) {
 		}
 		quiet(t, s)
 	})
+}
+
+// chunkLargerThanStaging is K7 on the other side: the prefill worker can never hand a chunk over.
+func chunkLargerThanStaging(t *testing.T) {
+	s, _ := startSim(t, simSetup{transport: "tcp", model: "dim=8192", args: []string{"--pool-mib", "3"}, prefill: []string{"--pool-mib", "1", "--page-bytes", "1048576"}})
+	for round := range 2 {
+		a := complete(t.Context(), s.URL(), prompt(round, 2*simChunk+1), 8, nil, timeoutHeader(time.Minute)...)
+		failedWith(t, a, room.CodeCapacity, 2*time.Second)
+		quiet(t, s)
+	}
 }
 
 // growingAnswersShareCells is K8: two answers together grow beyond the KV cells, so one is set

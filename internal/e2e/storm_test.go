@@ -2,9 +2,12 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -31,6 +34,7 @@ const (
 // stormRequest is drawn from the seed and its number alone.
 type stormRequest struct {
 	prompt []engine.Token
+	second []engine.Token // of one request with two prompts and so two rooms, not streamed; mostly nil
 	max    int
 	end    ending
 	delay  time.Duration
@@ -40,6 +44,9 @@ type stormRequest struct {
 func drawStorm(seed uint64, i int) stormRequest {
 	rng := rand.New(rand.NewPCG(seed, uint64(i)))
 	r := stormRequest{prompt: prompt(i, 1+rng.IntN(100)), max: 1 + rng.IntN(40), end: endNormal, rid: fmt.Sprintf("storm-%d-%d", seed, i)}
+	if rng.IntN(8) == 0 {
+		r.second = prompt(i+1<<20, 1+rng.IntN(60))
+	}
 	if rng.Float64() < 0.6 {
 		r.end = []ending{endEarly, endTalking, endAborted, endTwice}[rng.IntN(4)]
 		r.delay = time.Duration(rng.Int64N(int64(250 * time.Millisecond)))
@@ -55,7 +62,7 @@ func (r *stormRequest) run(ctx context.Context, url string) (a answer, err error
 	ctx, leave := context.WithCancel(ctx)
 	defer leave()
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	var refused error // of the abort; read it after wg.Wait
 	end := func() {
 		wg.Go(func() {
 			select {
@@ -65,7 +72,7 @@ func (r *stormRequest) run(ctx context.Context, url string) (a answer, err error
 			}
 			switch r.end {
 			case endAborted:
-				err = abort(ctx, url, r.rid)
+				refused = abort(ctx, url, r.rid)
 			case endTwice:
 				var both sync.WaitGroup
 				both.Go(func() { _ = abort(ctx, url, r.rid) }) // it may be cut short by our own leaving
@@ -81,24 +88,69 @@ func (r *stormRequest) run(ctx context.Context, url string) (a answer, err error
 	switch r.end {
 	case endNormal:
 	case endTalking:
-		first = end
+		if first = end; r.second != nil {
+			end() // nothing is streamed
+		}
 	default:
 		end()
 	}
-	a = stream(ctx, url, map[string]any{"prompt": r.prompt, "max_tokens": r.max, "temperature": 0, "stream": true, "ignore_eos": true, "rid": r.rid}, first)
-	if r.end == endAborted && a.Err == nil {
-		leave() // the abort that is not needed any more
-		wg.Wait()
-		if errors.Is(err, context.Canceled) {
-			err = nil
-		}
+	body := map[string]any{"prompt": r.prompt, "max_tokens": r.max, "temperature": 0, "stream": true, "ignore_eos": true, "rid": r.rid}
+	if r.second == nil {
+		a = stream(ctx, url, body, first)
+	} else {
+		body["prompt"], body["stream"] = [][]engine.Token{r.prompt, r.second}, false
+		a = whole(ctx, url, body)
 	}
-	return a, err
+	leave() // the end that is not needed any more
+	wg.Wait()
+	if refused != nil && !errors.Is(refused, context.Canceled) {
+		return a, refused
+	}
+	return a, nil
+}
+
+// whole asks for an answer that is not streamed; its texts are joined by "|".
+func whole(ctx context.Context, url string, body map[string]any) (a answer) {
+	res, err := post(ctx, url+"/v1/completions", body)
+	if err != nil {
+		a.Err = err
+		return a
+	}
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	a.Status, a.Err, a.Cause = res.StatusCode, err, causeOf(raw)
+	if a.Status != http.StatusOK || err != nil {
+		a.Raw = string(raw)
+		return a
+	}
+	var v struct {
+		Choices []struct {
+			Index  int    `json:"index"`
+			Text   string `json:"text"`
+			Finish string `json:"finish_reason"`
+		} `json:"choices"`
+	}
+	if a.Err = json.Unmarshal(raw, &v); a.Err != nil {
+		return a
+	}
+	texts := make([]string, len(v.Choices))
+	for _, c := range v.Choices {
+		if c.Index < 0 || c.Index >= len(texts) {
+			a.Err = fmt.Errorf("choice %d of %d", c.Index, len(texts))
+			return a
+		}
+		texts[c.Index], a.Finish = c.Text, c.Finish
+	}
+	a.Text, a.Done = strings.Join(texts, "|"), true
+	return a
 }
 
 // verdict says what is wrong with an end.
 func (r *stormRequest) verdict(m simModel, a answer) error {
 	want := m.text(r.prompt, r.max)
+	if r.second != nil {
+		want += "|" + m.text(r.second, r.max)
+	}
 	aborted := a.Cause != nil && a.Cause.Code == room.CodeAborted
 	left := errors.Is(a.Err, context.Canceled)
 	switch {

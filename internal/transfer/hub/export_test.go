@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/session"
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -30,8 +31,7 @@ func (h *Senders) Indexed() (rooms, parked int) {
 
 // Deliver gives a grant to a room that its owner may have let go of meanwhile.
 func (h *Senders) Deliver(s transfer.Sending, sess *session.ServerSession, g session.Grant) {
-	snd := s.(*sending)
-	h.deliver(snd, snd.room.Load(), sess, g)
+	h.deliver(s.(*sending).room.Load(), sess, g)
 }
 
 // Flush waits until everything that was queued for the hub's goroutine has run.
@@ -40,3 +40,6 @@ func (h *Receivers) Flush() {
 	h.acts.do(func() { close(done) })
 	<-done
 }
+
+// KeepBuffer is the end of a Buffer call whose room may have been released meanwhile.
+func KeepBuffer(s transfer.Sending, i int, l *kv.Lease) bool { return s.(*sending).keepBuffer(i, l) }

@@ -448,3 +448,20 @@ func TestPoolSmallerThanPrompt(t *testing.T) {
 		t.Fatalf("got %v, want capacity", err)
 	}
 }
+
+// TestBufferAfterRelease: staging that was taken while the room was being released is not kept by
+// a room that nobody will release again.
+func TestBufferAfterRelease(t *testing.T) {
+	w := newWorld(t, options{})
+	s := w.send(11, 2)
+	lease, err := w.staging.Alloc(4, "late", time.Now().Add(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Release()
+	if hub.KeepBuffer(s, 0, lease) {
+		t.Error("a released room kept a buffer")
+	}
+	lease.ReleaseRequest() // the pool must be idle at the end, and would not be
+	w.drained()
+}

@@ -123,7 +123,7 @@ func (h *Receivers) Offer(s transfer.SessionID) ([]transfer.Descriptor, error) {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
-		return nil, &room.Cause{Code: room.CodeShutdown, Side: room.SideReceiver, Detail: "decode worker is shutting down"}
+		return nil, shuttingDown(room.SideReceiver, room.Key{})
 	}
 	h.sessions[s] = &receiverSession{unfenced: len(h.targets), rooms: make(map[*receiving]struct{})}
 	h.mu.Unlock()
@@ -154,7 +154,7 @@ func (h *Receivers) Open(o transfer.OpenReceiver) (transfer.Receiving, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
-		return nil, &room.Cause{Code: room.CodeShutdown, Side: room.SideReceiver, Key: o.Key, Detail: "decode worker is shutting down", Retryable: true}
+		return nil, shuttingDown(room.SideReceiver, o.Key)
 	}
 	r, err := h.reg.Open(o.Key, o.Deadline, len(o.Chunks), rec)
 	if err != nil {
@@ -314,12 +314,9 @@ func (h *Receivers) Close() error {
 	h.mu.Lock()
 	h.closed = true
 	h.mu.Unlock()
-	h.cancel(&room.Cause{Code: room.CodeShutdown, Side: room.SideReceiver, Detail: "decode worker is shutting down", Retryable: true})
-	h.reg.Range(func(r *room.Room) bool {
-		r.Apply(room.Event{Kind: room.EvCancel, Cause: &room.Cause{
-			Code: room.CodeShutdown, Side: room.SideReceiver, Detail: "decode worker is shutting down", Retryable: true}})
-		return true
-	})
+	down := shuttingDown(room.SideReceiver, room.Key{})
+	h.cancel(down)
+	cancelAll(h.reg, down)
 	h.wg.Wait()
 	h.alloc.close()
 	h.acts.close()

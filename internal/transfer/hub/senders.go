@@ -99,11 +99,7 @@ func (h *Senders) Close() {
 		delete(h.parked, k)
 	}
 	h.mu.Unlock()
-	h.reg.Range(func(r *room.Room) bool {
-		r.Apply(room.Event{Kind: room.EvCancel, Cause: &room.Cause{
-			Code: room.CodeShutdown, Side: room.SideSender, Detail: "prefill worker is shutting down", Retryable: true}})
-		return true
-	})
+	cancelAll(h.reg, shuttingDown(room.SideSender, room.Key{}))
 	h.reg.Close()
 }
 
@@ -117,22 +113,35 @@ func (h *Senders) Open(o transfer.OpenSender) (transfer.Sending, error) {
 	closed := h.closed
 	h.mu.Unlock()
 	if closed {
-		return nil, &room.Cause{Code: room.CodeShutdown, Side: room.SideSender, Key: o.Key, Detail: "prefill worker is shutting down", Retryable: true}
+		return nil, shuttingDown(room.SideSender, o.Key)
 	}
 	r, err := h.reg.Open(o.Key, o.Deadline, len(o.Chunks), s)
 	if err != nil {
 		return nil, err
 	}
 	s.room.Store(r)
-	h.mu.Lock()
-	p := h.parked[o.Key]
-	delete(h.parked, o.Key)
-	h.mu.Unlock()
-	if p != nil {
-		p.timer.Stop()
-		h.deliver(s, r, p.sess, p.grant)
-	}
+	h.deliverParked(r)
 	return s, nil
+}
+
+// takeParked takes the grant parked for key, if it is of sess or sess is nil.
+func (h *Senders) takeParked(key room.Key, sess *session.ServerSession) *parkedGrant {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.parked[key]
+	if p == nil || sess != nil && p.sess != sess {
+		return nil
+	}
+	p.timer.Stop()
+	delete(h.parked, key)
+	return p
+}
+
+// deliverParked gives r the grant that came before it, if there is one.
+func (h *Senders) deliverParked(r *room.Room) {
+	if p := h.takeParked(r.Key(), nil); p != nil {
+		h.deliver(r, p.sess, p.grant)
+	}
 }
 
 // Grant implements session.ServerHandler.
@@ -143,7 +152,7 @@ func (h *Senders) Grant(sess *session.ServerSession, g session.Grant) {
 	}
 	h.mu.Unlock()
 	if r := h.reg.Get(g.Key); r != nil {
-		h.deliver(r.Value().(*sending), r, sess, g)
+		h.deliver(r, sess, g)
 		return
 	}
 	if c, ended := h.reg.Ended(g.Key); ended {
@@ -182,14 +191,7 @@ func (h *Senders) park(sess *session.ServerSession, g session.Grant) {
 	}
 	// The request may have come between Get and here.
 	if r := h.reg.Get(g.Key); r != nil {
-		h.mu.Lock()
-		p := h.parked[g.Key]
-		delete(h.parked, g.Key)
-		h.mu.Unlock()
-		if p != nil {
-			p.timer.Stop()
-			h.deliver(r.Value().(*sending), r, p.sess, p.grant)
-		}
+		h.deliverParked(r)
 	}
 }
 
@@ -219,7 +221,8 @@ func (h *Senders) refuse(sess *session.ServerSession, key room.Key, c *room.Caus
 
 // deliver gives a grant to its sender, or refuses it. The first grant that comes must
 // be right, or the room fails; later ones change nothing.
-func (h *Senders) deliver(s *sending, r *room.Room, sess *session.ServerSession, g session.Grant) {
+func (h *Senders) deliver(r *room.Room, sess *session.ServerSession, g session.Grant) {
+	s := r.Value().(*sending)
 	if s.bound() {
 		h.duplicate(s, sess, g)
 		return
@@ -227,10 +230,10 @@ func (h *Senders) deliver(s *sending, r *room.Room, sess *session.ServerSession,
 	spans, err := place(g.Pages, g.PageBytes, g.Chunks)
 	switch {
 	case err != nil:
-		h.refuseRoom(r, s, sess, &room.Cause{Code: room.CodeProtocol, Detail: "grant does not fit its chunks: " + err.Error()})
+		h.refuseRoom(r, sess, &room.Cause{Code: room.CodeProtocol, Detail: "grant does not fit its chunks: " + err.Error()})
 		return
 	case g.Digest != s.open.Digest || !slices.Equal(g.Chunks, s.open.Chunks):
-		h.refuseRoom(r, s, sess, &room.Cause{Code: room.CodeMismatch,
+		h.refuseRoom(r, sess, &room.Cause{Code: room.CodeMismatch,
 			Detail: fmt.Sprintf("the two workers see different prompts (digest %x and %x, %d and %d chunks); check that both got the same request and run the same tokenizer",
 				s.open.Digest, g.Digest, len(s.open.Chunks), len(g.Chunks))})
 		return
@@ -267,7 +270,7 @@ func (h *Senders) duplicate(s *sending, sess *session.ServerSession, g session.G
 }
 
 // refuseRoom fails a room because of its grant and tells the grant's session.
-func (h *Senders) refuseRoom(r *room.Room, s *sending, sess *session.ServerSession, c *room.Cause) {
+func (h *Senders) refuseRoom(r *room.Room, sess *session.ServerSession, c *room.Cause) {
 	c.Peer = sess.Client().WorkerID
 	h.refuse(sess, r.Key(), c)
 	r.Apply(room.Event{Kind: room.EvCancel, Cause: c})
@@ -275,13 +278,7 @@ func (h *Senders) refuseRoom(r *room.Room, s *sending, sess *session.ServerSessi
 
 // Abort implements session.ServerHandler.
 func (h *Senders) Abort(sess *session.ServerSession, key room.Key, g transfer.GrantID, c *room.Cause) {
-	h.mu.Lock()
-	p := h.parked[key]
-	if p != nil && p.sess == sess {
-		p.timer.Stop()
-		delete(h.parked, key)
-	}
-	h.mu.Unlock()
+	h.takeParked(key, sess)
 	if c == nil {
 		c = &room.Cause{}
 	}
@@ -329,6 +326,19 @@ func (h *Senders) Down(sess *session.ServerSession, c *room.Cause) {
 	if ss != nil {
 		ss.out.close()
 	}
+}
+
+// cancelAll ends every live room of a registry with c.
+func cancelAll(reg *room.Registry, c *room.Cause) {
+	reg.Range(func(r *room.Room) bool {
+		r.Apply(room.Event{Kind: room.EvCancel, Cause: c})
+		return true
+	})
+}
+
+// shuttingDown is the cause of what a closing worker ends or refuses.
+func shuttingDown(side room.Side, key room.Key) *room.Cause {
+	return &room.Cause{Code: room.CodeShutdown, Side: side, Key: key, Detail: side.String() + " worker is shutting down", Retryable: true}
 }
 
 // lost is the cause of a room whose session ended.

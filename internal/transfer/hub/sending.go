@@ -27,7 +27,7 @@ type sending struct {
 	ackSess  *session.ServerSession
 	ackGrant transfer.GrantID
 	bufs     []*kv.Lease // staging of chunk i while no write uses it; nil before and after
-	granted  time.Time
+	released bool        // Release has run: a buffer that comes now goes back at once
 }
 
 // bind stores the grant and the session it came on; false if there is one already.
@@ -38,7 +38,7 @@ func (s *sending) bind(r *room.Room, sess *session.ServerSession, ss *senderSess
 		return false
 	}
 	s.room.Store(r) // Open may not have come so far
-	s.sess, s.ss, s.grant, s.spans, s.granted = sess, ss, g.ID, spans, time.Now()
+	s.sess, s.ss, s.grant, s.spans = sess, ss, g.ID, spans
 	return true
 }
 
@@ -104,9 +104,10 @@ func (s *sending) Buffer(ctx context.Context, i int) ([][]byte, error) {
 		}
 		lease, err := pool.Alloc(n, "room "+s.open.Key.String(), s.open.Deadline)
 		if err == nil {
-			s.mu.Lock()
-			s.bufs[i] = lease
-			s.mu.Unlock()
+			if !s.keepBuffer(i, lease) {
+				lease.ReleaseRequest()
+				return nil, s.ended()
+			}
 			return parts(pool, lease.Pages(), size), nil
 		}
 		if !errors.Is(err, kv.ErrExhausted) {
@@ -134,13 +135,13 @@ func (s *sending) Send(i int) {
 	s.mu.Lock()
 	ss := s.ss
 	s.mu.Unlock()
-	r, last, size := s.room.Load(), i == len(s.open.Chunks)-1, s.open.Chunks[i]
+	r, size := s.room.Load(), s.open.Chunks[i]
 	lease := s.takeBuffer(i)
 	if lease == nil {
 		s.Drop(i, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: s.open.Key, Detail: "chunk was sent without a buffer, or twice"})
 		return
 	}
-	if fx := r.Apply(room.Event{Kind: room.EvBegin, Chunk: i, Last: last}); !fx.Has(room.FxWrite) {
+	if fx := r.Apply(room.Event{Kind: room.EvBegin, Chunk: i}); !fx.Has(room.FxWrite) {
 		lease.ReleaseRequest()
 		return
 	}
@@ -151,17 +152,17 @@ func (s *sending) Send(i int) {
 	ss.out.push(&queued{s: s, write: transfer.Write{
 		Grant: s.grant, Key: s.open.Key, Segments: segments(src, s.spans[i]), Notify: note.encode(),
 		Done: func(err error) {
-			s.settle(lease, i, last, began, err)
+			s.settle(lease, i, began, err)
 			ss.out.wake()
 		},
 	}})
 }
 
 // settle ends the write of chunk i: its buffer returns, the room hears of it.
-func (s *sending) settle(lease *kv.Lease, i int, last bool, began time.Time, err error) {
+func (s *sending) settle(lease *kv.Lease, i int, began time.Time, err error) {
 	lease.ReleaseTransfer(kv.ProofDrained)
 	lease.ReleaseRequest()
-	ev := room.Event{Kind: room.EvSettle, Chunk: i, Last: last}
+	ev := room.Event{Kind: room.EvSettle, Chunk: i}
 	if err != nil {
 		ev.Kind = room.EvSettleError
 		ev.Cause = &room.Cause{Code: room.CodeTransferFailed, Side: room.SideSender, Key: s.open.Key, Peer: s.sess.Client().WorkerID,
@@ -177,6 +178,17 @@ func (s *sending) settle(lease *kv.Lease, i int, last bool, began time.Time, err
 		s.hub.m.chunk(time.Since(began))
 	}
 	s.room.Load().Apply(ev)
+}
+
+// keepBuffer holds chunk i's staging until Send, Drop or Release; false after Release, which would
+// not come again to let go of it.
+func (s *sending) keepBuffer(i int, lease *kv.Lease) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.released {
+		s.bufs[i] = lease
+	}
+	return !s.released
 }
 
 // takeBuffer takes chunk i's staging out of the room's hands; nil if there is none.
@@ -212,6 +224,7 @@ func (s *sending) Release() {
 	r.Apply(room.Event{Kind: room.EvRelease})
 	s.mu.Lock()
 	ss := s.ss
+	s.released = true
 	s.mu.Unlock()
 	if ss != nil {
 		ss.out.purge(s)

@@ -62,7 +62,6 @@ type serveBench struct {
 	long    int
 	lengths []int
 	json    string
-	llama   string
 	verbose bool
 }
 

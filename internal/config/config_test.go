@@ -72,19 +72,3 @@ func TestFreePorts(t *testing.T) {
 		t.Fatal(err)
 	}
 }
-
-func TestParseSize(t *testing.T) {
-	for in, want := range map[string]int64{
-		"0": 0, "4096": 4096, "64k": 64 << 10, "64 KiB": 64 << 10, "2KB": 2000, "512MiB": 512 << 20, "512m": 512 << 20,
-		"1mb": 1e6, "2GiB": 2 << 30, "2gb": 2e9, " 7B ": 7,
-	} {
-		if got, err := ParseSize(in); err != nil || got != want {
-			t.Errorf("ParseSize(%q) = %d, %v; want %d", in, got, err, want)
-		}
-	}
-	for _, in := range []string{"", "k", "-1", "1.5m", "1x", "99999999999999999999", "9007199254740993g"} {
-		if got, err := ParseSize(in); err == nil {
-			t.Errorf("ParseSize(%q) = %d; want an error", in, got)
-		}
-	}
-}

@@ -139,7 +139,7 @@ func TestFromErr(t *testing.T) {
 }
 
 func TestEventReader(t *testing.T) {
-	in := string(AppendComment(nil, "hi")) + string(AppendEvent(nil, []byte(`{"a":1}`))) +
+	in := ": hi\n\n" + string(AppendEvent(nil, []byte(`{"a":1}`))) +
 		"event: x\r\nid: 5\r\ndata:no space\r\n\r\n\n\ndata: a\ndata: b\n\n" + "data: " + strings.Repeat("x", 20_000) + "\n\n"
 	r := NewEventReader(strings.NewReader(in), 0)
 	for _, want := range []string{`{"a":1}`, "no space", "a\nb", strings.Repeat("x", 20_000)} {

@@ -20,11 +20,6 @@ func AppendEvent(dst, data []byte) []byte {
 	return append(dst, "\n\n"...)
 }
 
-// AppendComment appends a comment line, which clients skip (keep-alive).
-func AppendComment(dst []byte, text string) []byte {
-	return append(append(append(dst, ": "...), text...), "\n\n"...)
-}
-
 // EventReader reads the data of server-sent events. Not safe for concurrent use.
 type EventReader struct {
 	r    *bufio.Reader

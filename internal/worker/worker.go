@@ -9,8 +9,6 @@ package worker
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -121,7 +119,7 @@ func (c *Config) identity() session.Identity {
 	in := c.Engine.Info()
 	return session.Identity{
 		WorkerID: c.ID,
-		Epoch:    newEpoch(),
+		Epoch:    session.NewEpoch(),
 		Fingerprint: session.Fingerprint{
 			Engine: in.Engine, ModelDigest: in.ModelDigest, KVLayout: in.KVLayout, Attention: in.Attention, ChunkTokens: in.ChunkTokens,
 		},
@@ -300,13 +298,6 @@ func (w *Worker) Close(ctx context.Context) error {
 		errs = append(errs, f())
 	}
 	return errors.Join(errs...)
-}
-
-// newEpoch is a random non-zero generation.
-func newEpoch() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return binary.LittleEndian.Uint64(b[:]) | 1
 }
 
 // holdings adds what the hub holds to the scheduler's snapshot.

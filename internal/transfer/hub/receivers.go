@@ -2,10 +2,9 @@ package hub
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,7 +71,7 @@ func NewReceivers(c ReceiversConfig) (*Receivers, error) {
 		byGrant:  make(map[transfer.GrantID]*receiving),
 		sessions: make(map[transfer.SessionID]*receiverSession),
 	}
-	h.grants.Store(randomID() >> 1)
+	h.grants.Store(rand.Uint64() >> 1)
 	h.ctx, h.cancel = context.WithCancelCause(context.Background())
 	mem, fd := c.Pool.Memory()
 	for _, t := range c.Transports {
@@ -111,12 +110,6 @@ func (h *Receivers) Registry() *room.Registry { return h.reg }
 
 // Drain waits until no room is live.
 func (h *Receivers) Drain(ctx context.Context) error { return h.reg.Drain(ctx) }
-
-func randomID() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	return binary.LittleEndian.Uint64(b[:]) | 1
-}
 
 // Offer opens session s at every target and describes them; for session.ClientConfig.
 func (h *Receivers) Offer(s transfer.SessionID) ([]transfer.Descriptor, error) {

@@ -191,6 +191,7 @@ func (w *world) drained() {
 	if err := w.receivers.Drain(ctx); err != nil {
 		w.t.Errorf("receivers: %v", err)
 	}
+	w.receivers.Flush() // the pages of a forgotten room return on the hub's goroutine
 }
 
 func TestHandOver(t *testing.T) {

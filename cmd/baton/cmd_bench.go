@@ -160,6 +160,7 @@ func (b *serveBench) sideBySide(ctx context.Context, self string, out io.Writer)
 		return nil, err
 	}
 	targets := []*bench.Target{a, s}
+	a.Bytes, s.Bytes = b.e.kind == "sim", b.e.kind == "sim"
 	if _, err := bench.TTFT(ctx, targets, []int{64}, 1); err != nil { // warm up
 		return nil, err
 	}
@@ -192,6 +193,7 @@ func (b *serveBench) interference(ctx context.Context, self string, out io.Write
 		if err != nil {
 			return err
 		}
+		t.Bytes = b.e.kind == "sim"
 		r, err := bench.Interference(ctx, t, b.long, 2*time.Second)
 		rows = append(rows, r...)
 		return err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 type Target struct {
 	Name   string
 	URL    string // without /v1
+	Bytes  bool   // tokens are bytes (sim): prompts are token ids
 	client openai.Client
 	model  string
 }
@@ -63,22 +65,35 @@ func (t Trace) Gaps() []time.Duration {
 	return out
 }
 
-// prompt makes n pseudo-random tokens that every byte-level vocabulary has.
-func prompt(seed uint64, n int) []int64 {
+// words are common English words, each one token in the vocabularies of most models.
+var words = strings.Fields("the of and to in is was for on that with as it at by from this have an are not or be which one had were all can has " +
+	"there when more out up into time some could them see other then now look only come over think also back after use two how our work first well way even new want")
+
+// prompt makes a pseudo-random prompt of about n tokens: words, so that the answer is plain text and
+// nearly every token is an event of its own (a token that is part of a character is held back until
+// the character is whole, and would not be seen here). For the sim engine, whose tokens are bytes, n tokens.
+func (t *Target) prompt(seed uint64, n int) openai.CompletionNewParamsPromptUnion {
 	r := rand.New(rand.NewPCG(seed, 7))
-	out := make([]int64, n)
-	for i := range out {
-		out[i] = 20 + r.Int64N(200)
+	if t.Bytes {
+		ids := make([]int64, n)
+		for i := range ids {
+			ids[i] = 20 + r.Int64N(200)
+		}
+		return openai.CompletionNewParamsPromptUnion{OfArrayOfTokens: ids}
 	}
-	return out
+	out := make([]string, n)
+	for i := range out {
+		out[i] = words[r.IntN(len(words))]
+	}
+	return openai.CompletionNewParamsPromptUnion{OfString: openai.String(strings.Join(out, " "))}
 }
 
 // stream sends one greedy completion of maxTokens tokens, never ended by EOS.
-func (t *Target) stream(ctx context.Context, tokens []int64, maxTokens int) Trace {
+func (t *Target) stream(ctx context.Context, prompt openai.CompletionNewParamsPromptUnion, maxTokens int) Trace {
 	tr := Trace{Start: time.Now()}
 	s := t.client.Completions.NewStreaming(ctx, openai.CompletionNewParams{
 		Model:       openai.CompletionNewParamsModel(t.model),
-		Prompt:      openai.CompletionNewParamsPromptUnion{OfArrayOfTokens: tokens},
+		Prompt:      prompt,
 		MaxTokens:   openai.Int(int64(maxTokens)),
 		Temperature: openai.Float(0),
 	}, option.WithJSONSet("ignore_eos", true))
@@ -139,7 +154,7 @@ func TTFT(ctx context.Context, targets []*Target, lengths []int, rounds int) ([]
 		got := make(map[string][]float64)
 		for r := range rounds {
 			for _, t := range targets {
-				tr := t.stream(ctx, prompt(uint64(n*1000+r), n), 2)
+				tr := t.stream(ctx, t.prompt(uint64(n*1000+r), n), 2)
 				if tr.Err != nil {
 					return rows, fmt.Errorf("%s, prompt of %d tokens: %w", t.Name, n, tr.Err)
 				}
@@ -168,7 +183,7 @@ func Decode(ctx context.Context, targets []*Target, concurrency []int, tokens, r
 				if err != nil {
 					return rows, fmt.Errorf("%s at concurrency %d: %w", t.Name, c, err)
 				}
-				tps, p50 := window(traces)
+				tps, p50 := window(traces, tokens)
 				rate[t.Name] = append(rate[t.Name], tps)
 				gap[t.Name] = append(gap[t.Name], p50)
 			}
@@ -187,7 +202,7 @@ func together(ctx context.Context, t *Target, c, tokens int, seed uint64) ([]Tra
 	traces := make([]Trace, c)
 	var wg sync.WaitGroup
 	for i := range c {
-		wg.Go(func() { traces[i] = t.stream(ctx, prompt(seed*100+uint64(i), 16), tokens) })
+		wg.Go(func() { traces[i] = t.stream(ctx, t.prompt(seed*100+uint64(i), 16), tokens) })
 	}
 	wg.Wait()
 	for _, tr := range traces {
@@ -198,8 +213,9 @@ func together(ctx context.Context, t *Target, c, tokens int, seed uint64) ([]Tra
 	return traces, nil
 }
 
-// window is the rate while all streams run, and the median gap.
-func window(traces []Trace) (perSecond, gapP50 float64) {
+// window is the rate of tokens while all streams run, each of which gave tokens of them in
+// perhaps fewer events, and the median gap between events.
+func window(traces []Trace, tokens int) (perSecond, gapP50 float64) {
 	var from, to time.Time
 	for _, t := range traces {
 		if first := t.Marks[0]; first.After(from) {
@@ -209,18 +225,19 @@ func window(traces []Trace) (perSecond, gapP50 float64) {
 			to = last
 		}
 	}
-	n := 0
+	n := 0.0
 	var gaps []time.Duration
 	for _, t := range traces {
+		perEvent := float64(tokens) / float64(len(t.Marks))
 		for _, m := range t.Marks {
 			if m.After(from) && !m.After(to) {
-				n++
+				n += perEvent
 			}
 		}
 		gaps = append(gaps, t.Gaps()...)
 	}
 	if d := to.Sub(from).Seconds(); d > 0 {
-		perSecond = float64(n) / d
+		perSecond = n / d
 	}
 	return perSecond, ms(Quantile(gaps, 0.5))
 }
@@ -236,7 +253,7 @@ func Interference(ctx context.Context, t *Target, longTokens int, apart time.Dur
 	runCtx, endRunning := context.WithCancel(ctx)
 	defer endRunning()
 	for i := range running {
-		wg.Go(func() { running[i] = t.stream(runCtx, prompt(uint64(i), 32), 4000) })
+		wg.Go(func() { running[i] = t.stream(runCtx, t.prompt(uint64(i), 32), 4000) })
 	}
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return nil, err
@@ -245,7 +262,7 @@ func Interference(ctx context.Context, t *Target, longTokens int, apart time.Dur
 	var arrivals sync.WaitGroup
 	from := time.Now()
 	for i := range long {
-		arrivals.Go(func() { long[i] = t.stream(ctx, prompt(uint64(100+i), longTokens), 2) })
+		arrivals.Go(func() { long[i] = t.stream(ctx, t.prompt(uint64(100+i), longTokens), 2) })
 		if i < len(long)-1 {
 			if err := pause(ctx, apart); err != nil {
 				return nil, err

@@ -227,10 +227,13 @@ func (d *Decode) lead(j *decodeJob) transfer.Receiving {
 	return nil
 }
 
-// fetch hands landed chunks to the loop until the KV is complete in the engine, or
-// the request has failed (false).
+// fetch waits for the KV and hands its chunks to the loop until they are complete in the
+// engine, or the request has failed (false). The chunks stay in their landing pages until the
+// last one is there: in a unified cache every step of the running streams also walks over the
+// cells of a prompt that is still arriving, which would slow them down for as long as it takes.
 func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 	granted, landed, done := recv.Granted(), recv.Landed(), recv.Done()
+	var chunks [][][]byte
 	for {
 		select {
 		case <-granted:
@@ -244,9 +247,11 @@ func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 			switch {
 			case !ok:
 				landed = nil // done says the rest
+				if len(chunks) == j.chunks() {
+					d.loop.post(func() { j.landed = append(j.landed, chunks...) })
+				}
 			case i < j.chunks(): // in order; a prompt of one token has an empty chunk
-				parts := recv.Chunk(i)
-				d.loop.post(func() { j.landed = append(j.landed, parts) })
+				chunks = append(chunks, recv.Chunk(i))
 			}
 		case <-done:
 			if err := recv.Err(); err != nil {

@@ -22,9 +22,8 @@ type PrefillConfig struct {
 	// MaxQueue bounds the requests that have no engine yet (no grant, or waiting for
 	// cells). Default 256.
 	MaxQueue int
-	// MaxActive bounds the prompts whose chunks are computed in turn, and so how many
-	// chunks of others come between two of one prompt. Default: the lesser of 8
-	// and the engine's sequences.
+	// MaxActive bounds the prompts that hold cells of the engine while their chunks are
+	// computed. Default: the lesser of 8 and the engine's sequences.
 	MaxActive int
 	// StallAfter: an engine call that runs longer makes Healthy an error. Default 60 s.
 	StallAfter time.Duration
@@ -36,7 +35,7 @@ type PrefillConfig struct {
 
 // Prefill computes prompts and hands their KV to rooms. Each request has a driver
 // goroutine that waits for the room (grant, staging memory, end); the loop
-// goroutine computes one chunk of one prompt at a time, in turn over the active ones.
+// goroutine computes one chunk of one prompt at a time, shortest prompt first.
 type Prefill struct {
 	core
 	senders   transfer.Senders
@@ -44,7 +43,8 @@ type Prefill struct {
 
 	// Owned by the loop goroutine.
 	waiting line[*prefillJob]
-	active  []*prefillJob // in turn: the head is next
+	active  []*prefillJob // oldest first
+	turns   uint          // chunks picked so far
 }
 
 // prefillJob is one prompt. The driver owns sending; the loop everything below the
@@ -273,13 +273,37 @@ func (p *Prefill) turn() bool {
 	for _, j := range append([]*prefillJob(nil), p.active...) {
 		worked = p.export(j) || worked
 	}
-	for _, j := range p.active {
-		if j.computed < j.chunks() && !j.dead() {
-			p.compute(j)
-			return true
-		}
+	if j := p.pick(); j != nil {
+		p.compute(j)
+		return true
 	}
 	return worked
+}
+
+// oldestEvery is how often the oldest prompt has its turn whatever its length.
+const oldestEvery = 4
+
+// pick is the prompt whose chunk is computed now: the one with the fewest chunks left, the oldest
+// of several, which makes the mean time to the first token least. Every fourth chunk is the
+// oldest prompt's, so that short ones that keep coming slow a long one, but cannot stop it.
+func (p *Prefill) pick() *prefillJob {
+	var best *prefillJob
+	for _, j := range p.active {
+		if j.computed == j.chunks() || j.dead() {
+			continue
+		}
+		if p.turns%oldestEvery == oldestEvery-1 {
+			best = j
+			break
+		}
+		if best == nil || j.chunks()-j.computed < best.chunks()-best.computed {
+			best = j
+		}
+	}
+	if best != nil {
+		p.turns++
+	}
+	return best
 }
 
 // admitWaiting gives cells and a sequence to those that fit, oldest first.
@@ -299,7 +323,7 @@ func (p *Prefill) admitWaiting() {
 	}
 }
 
-// compute runs the next chunk of j, which then goes to the end of the turn order.
+// compute runs the next chunk of j.
 func (p *Prefill) compute(j *prefillJob) {
 	j.want <- struct{}{} // staging is waited for while the chunk is computed
 	a, b := j.bounds[j.computed], j.bounds[j.computed+1]
@@ -317,12 +341,6 @@ func (p *Prefill) compute(j *prefillJob) {
 	default:
 		p.failed(j, "prefill of a chunk", err)
 		return
-	}
-	for i, a := range p.active {
-		if a == j {
-			p.active = append(append(p.active[:i:i], p.active[i+1:]...), j)
-			break
-		}
 	}
 	p.export(j)
 }

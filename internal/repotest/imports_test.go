@@ -16,6 +16,7 @@ import (
 // at the bottom: everybody speaks their words.
 const graph = `
 internal/room:
+internal/model/explore:
 internal/kv:                           prometheus golang.org/x/sys
 internal/transfer:                     internal/room
 internal/transfer/postq:               internal/transfer

@@ -51,6 +51,7 @@ internal/supervise:                    golang.org/x/sys
 internal/setup:                        internal/dynlib internal/dynlib/needffi
 internal/stack:
 internal/bench:                        internal/room openai-go
+internal/bench/kvbench:                internal/transfer internal/kv internal/room golang.org/x/sys
 internal/repotest:
 internal/e2e:
 

@@ -1,0 +1,36 @@
+package kvbench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// Table prints rows for people.
+func Table(w io.Writer, rows []Row) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "transport\tblock\trooms\tGB/s\tmin\tmax\tp50 µs\tp99 µs\tCPU s/GB\tverified\t")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.2f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%v\t\n",
+			r.Transport, bytesText(r.BlockBytes), r.Rooms, r.GBPerS, r.MinGBPS, r.MaxGBPS, r.P50US, r.P99US, r.CPUPerGB, r.Verified)
+	}
+	return t.Flush()
+}
+
+func bytesText(n int) string {
+	switch {
+	case n >= 1<<20 && n%(1<<20) == 0:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 1<<10 && n%(1<<10) == 0:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// JSON writes rows as an array.
+func JSON(w io.Writer, rows []Row) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(rows)
+}

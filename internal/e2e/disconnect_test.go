@@ -72,10 +72,10 @@ func both(ctx context.Context, s *stack.Stack) (p, d *workerInfo, err error) {
 
 // nothing is left.
 func nothing(p, d *workerInfo) string {
-	if b := p.busy(); b != "" {
+	if b := p.Busy(); b != "" {
 		return "prefill: " + b
 	}
-	if b := d.busy(); b != "" {
+	if b := d.Busy(); b != "" {
 		return "decode: " + b
 	}
 	return ""
@@ -130,8 +130,8 @@ func TestClientDisconnect(t *testing.T) {
 		l := ask(t, s, 16, 10*simChunk, 200, true) // its cells are not free
 		l.at(func(p, d *workerInfo) bool { return d.State.Prealloc == 1 && p.State.Bootstrap == 1 })
 		l.gone(func(p, d *workerInfo) string {
-			if p.busy() != "" {
-				return "prefill: " + p.busy()
+			if p.Busy() != "" {
+				return "prefill: " + p.Busy()
 			}
 			if d.Live != 1 || d.State.Prealloc != 0 {
 				return fmt.Sprintf("decode: %d live, %+v", d.Live, d.State)
@@ -156,7 +156,7 @@ func TestClientDisconnectDuringWrite(t *testing.T) {
 			l := ask(t, s, 20, 2*simChunk+1, 10, true)
 			l.at(func(p, d *workerInfo) bool { return p.State.Inflight == 1 && p.Pool.Granted > 0 && d.Pool.Granted > 0 })
 			l.gone(func(p, d *workerInfo) string {
-				if b := d.busy(); b != "" {
+				if b := d.Busy(); b != "" {
 					return "decode: " + b
 				}
 				if s := p.State; p.Live != 0 || s.Inflight+s.Running+s.Waiting+s.Bootstrap+s.CellsUsed+s.SeqsUsed != 0 {

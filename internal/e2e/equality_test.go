@@ -317,8 +317,8 @@ func TestEqualitySim(t *testing.T) {
 			}
 			waitIdle(t, s, settleTime)
 			for _, p := range workers(s) {
-				if w, err := inspect(t.Context(), p); err != nil || w.faults() != "" {
-					t.Errorf("%s: %v %s", p.Name, err, w.faults())
+				if w, err := inspect(t.Context(), p); err != nil || w.Faults() != "" {
+					t.Errorf("%s: %v %s", p.Name, err, w.Faults())
 				}
 			}
 		})

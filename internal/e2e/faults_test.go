@@ -355,8 +355,8 @@ var named = map[room.Code]bool{room.CodePeerLost: true, room.CodeUnavailable: tr
 // idle says what p holds.
 func idle(ctx context.Context, p *stack.Process) error {
 	w, err := inspect(ctx, p)
-	if err == nil && w.busy() != "" {
-		err = fmt.Errorf("%s: %s", p.Name, w.busy())
+	if err == nil && w.Busy() != "" {
+		err = fmt.Errorf("%s: %s", p.Name, w.Busy())
 	}
 	return err
 }

@@ -113,7 +113,7 @@ func quiet(t *testing.T, s *stack.Stack) {
 		w, err := inspect(t.Context(), p)
 		if err != nil {
 			t.Error(err)
-		} else if f := w.faults(); f != "" {
+		} else if f := w.Faults(); f != "" {
 			t.Errorf("%s: %s", p.Name, f)
 		}
 	}

@@ -49,7 +49,7 @@ internal/worker:                       internal/httpapi internal/sched internal/
 internal/config:
 internal/supervise:                    golang.org/x/sys
 internal/setup:                        internal/dynlib internal/dynlib/needffi
-internal/stack:
+internal/stack:                        internal/kv
 internal/bench:                        internal/room openai-go
 internal/bench/kvbench:                internal/transfer internal/kv internal/room golang.org/x/sys
 internal/repotest:

@@ -15,7 +15,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"strings"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -33,6 +33,23 @@ type Config struct {
 	NoRouter        bool
 	Monolithic      bool      // decode workers only, computing prompts themselves; no router
 	Log             io.Writer // all processes' output, prefixed; nil: kept in memory only
+	// Lines, if set, is told every whole line of every process, in order for each of them.
+	Lines func(process, line string)
+	// Host says where a process runs; nil, or a nil Host, is this machine.
+	Host func(name string) Host
+	// Extra are more flags for one process, asked for at every start; the last one wins.
+	Extra func(name string) []string
+	// Via, if set, gives the address by which other processes are to reach a port, which may be that
+	// of a proxy. what is "http", "bootstrap" or "data".
+	Via func(name, what, addr string) (string, error)
+}
+
+// Host is a machine of its own for a process, such as a network namespace.
+type Host interface {
+	// Addr is the IP address by which other processes reach the host.
+	Addr() string
+	// Do runs f inside: sockets that f opens and processes that it starts belong to the host.
+	Do(f func() error) error
 }
 
 // Process is one running role.
@@ -41,8 +58,11 @@ type Process struct {
 	HTTP      string // host:port
 	Bootstrap string // host:port, prefill only
 
-	args []string
-	s    *Stack
+	args   []string
+	s      *Stack
+	host   Host         // nil: this machine
+	client *http.Client // dials from inside the host
+
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has been waited for
@@ -77,11 +97,12 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 	}
 	var starts []*Process
 	add := func(list *[]*Process, name string, args ...string) (*Process, error) {
-		addr, err := FreePort()
+		addr, err := s.port(name)
 		if err != nil {
 			return nil, err
 		}
-		p := &Process{Name: name, HTTP: addr, args: append(args, "--listen", addr), s: s, out: &tail{}}
+		p := &Process{Name: name, HTTP: addr, args: append(args, "--listen", addr), s: s, out: &tail{}, host: s.hostOf(name)}
+		p.client = &http.Client{Transport: &http.Transport{DialContext: p.Dial, MaxIdleConnsPerHost: 64}}
 		if list != nil {
 			*list = append(*list, p)
 			starts = append(starts, p)
@@ -89,12 +110,13 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 		return p, nil
 	}
 	for i := range c.Prefill {
-		boot, err := FreePort()
+		name := fmt.Sprintf("prefill-%d", i)
+		boot, err := s.port(name)
 		if err != nil {
 			return fail(err)
 		}
 		args := append([]string{"prefill", "--bootstrap-listen", boot}, c.Args...)
-		p, err := add(&s.Prefills, fmt.Sprintf("prefill-%d", i), append(args, c.PrefillArgs...)...)
+		p, err := add(&s.Prefills, name, append(args, c.PrefillArgs...)...)
 		if err != nil {
 			return fail(err)
 		}
@@ -105,7 +127,12 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 		if c.Monolithic {
 			args = append(args, "--monolithic")
 		}
-		if _, err := add(&s.Decodes, fmt.Sprintf("decode-%d", i), append(args, c.DecodeArgs...)...); err != nil {
+		name := fmt.Sprintf("decode-%d", i)
+		data, err := s.dataArgs(name)
+		if err != nil {
+			return fail(err)
+		}
+		if _, err := add(&s.Decodes, name, slices.Concat(args, c.DecodeArgs, data)...); err != nil {
 			return fail(err)
 		}
 	}
@@ -124,13 +151,11 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 		return s, nil
 	}
 	args := append([]string{"router"}, c.RouterArgs...)
-	for _, p := range s.Prefills {
-		_, port, _ := net.SplitHostPort(p.Bootstrap)
-		args = append(args, "--prefill", "http://"+p.HTTP+","+port)
+	workers, err := s.backends()
+	if err != nil {
+		return fail(err)
 	}
-	for _, p := range s.Decodes {
-		args = append(args, "--decode", "http://"+p.HTTP)
-	}
+	args = append(args, workers...)
 	r, err := add(nil, "router", args...)
 	if err != nil {
 		return fail(err)
@@ -139,10 +164,69 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 	if err := r.Start(ctx); err != nil {
 		return fail(err)
 	}
-	if err := WaitHealthy(ctx, r.URL()); err != nil {
+	if err := r.WaitHealthy(ctx); err != nil {
 		return fail(err)
 	}
 	return s, nil
+}
+
+func (s *Stack) hostOf(name string) Host {
+	if s.cfg.Host == nil {
+		return nil
+	}
+	return s.cfg.Host(name)
+}
+
+// port is an address for a listener of a process on its host. A port that is free here is free on
+// a host that runs nothing else.
+func (s *Stack) port(name string) (string, error) {
+	addr, err := FreePort()
+	if h := s.hostOf(name); h != nil && err == nil {
+		_, port, _ := net.SplitHostPort(addr)
+		addr = net.JoinHostPort(h.Addr(), port)
+	}
+	return addr, err
+}
+
+// dataArgs fix a decode worker's data port where somebody stands before it.
+func (s *Stack) dataArgs(name string) ([]string, error) {
+	if s.cfg.Via == nil && s.hostOf(name) == nil || s.cfg.Monolithic {
+		return nil, nil
+	}
+	addr, err := s.port(name)
+	if err != nil {
+		return nil, err
+	}
+	to, err := s.via(name, "data", addr)
+	return []string{"--data-listen", addr, "--data-advertise", to}, err
+}
+
+func (s *Stack) via(name, what, addr string) (string, error) {
+	if s.cfg.Via == nil {
+		return addr, nil
+	}
+	return s.cfg.Via(name, what, addr)
+}
+
+// backends are the router's flags for the workers.
+func (s *Stack) backends() ([]string, error) {
+	var args []string
+	for _, p := range append(append([]*Process(nil), s.Prefills...), s.Decodes...) {
+		addr, err := s.via(p.Name, "http", p.HTTP)
+		if err != nil {
+			return nil, err
+		}
+		if p.Bootstrap == "" {
+			args = append(args, "--decode", "http://"+addr)
+			continue
+		}
+		boot, err := s.via(p.Name, "bootstrap", p.Bootstrap)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--prefill", "http://"+addr+","+boot)
+	}
+	return args, nil
 }
 
 // URL is the endpoint of a process.
@@ -175,13 +259,17 @@ func (p *Process) Start(ctx context.Context) error {
 	// Without a deadline in ctx the process is given 60 s to load its model.
 	ctx, stop := context.WithTimeout(ctx, 60*time.Second)
 	defer stop()
-	cmd := exec.Command(p.s.cfg.Binary, p.args...)
+	args := p.args
+	if extra := p.s.cfg.Extra; extra != nil {
+		args = slices.Concat(args, extra(p.Name))
+	}
+	cmd := exec.Command(p.s.cfg.Binary, args...)
 	cmd.Env = append(append(os.Environ(), "BATON_READY_FD=3"), p.s.cfg.Env...)
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Stdout, cmd.Stderr = p.out, p.out
-	p.out.set(p.Name, p.s.cfg.Log)
+	p.out.set(p.Name, p.s.cfg.Log, p.s.cfg.Lines)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	err = cmd.Start()
+	err = p.inside(cmd.Start)
 	w.Close()
 	if err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
@@ -218,6 +306,25 @@ func (p *Process) Start(ctx context.Context) error {
 		<-done
 		return fmt.Errorf("%s is not ready: %w\n%s", p.Name, ctx.Err(), p.Output())
 	}
+}
+
+// inside runs f on the process's host.
+func (p *Process) inside(f func() error) error {
+	if p.host == nil {
+		return f()
+	}
+	return p.host.Do(f)
+}
+
+// Dial opens a connection from the process's own host, so that no fault of the network between hosts
+// is in the way. addr must have an IP address, not a name.
+func (p *Process) Dial(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+	err = p.inside(func() error {
+		var d net.Dialer
+		conn, err = d.DialContext(ctx, network, addr)
+		return err
+	})
+	return conn, err
 }
 
 // Signal sends sig to the process.
@@ -282,17 +389,27 @@ func (s *Stack) Close() {
 		})
 	}
 	wg.Wait()
+	for _, p := range s.All() {
+		p.client.CloseIdleConnections()
+	}
 }
 
 // WaitHealthy waits until GET url/health answers 200.
 func WaitHealthy(ctx context.Context, url string) error {
+	return waitHealthy(ctx, http.DefaultClient, url)
+}
+
+// WaitHealthy waits until the process's /health answers 200.
+func (p *Process) WaitHealthy(ctx context.Context) error { return waitHealthy(ctx, p.client, p.URL()) }
+
+func waitHealthy(ctx context.Context, client *http.Client, url string) error {
 	ctx, stop := context.WithTimeout(ctx, 60*time.Second)
 	defer stop()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	var last error
 	for {
-		last = getJSON(ctx, url+"/health", nil)
+		_, last = get(ctx, client, url+"/health")
 		if last == nil {
 			return nil
 		}
@@ -306,46 +423,51 @@ func WaitHealthy(ctx context.Context, url string) error {
 
 // Info fetches a process's /server_info.
 func (p *Process) Info(ctx context.Context, into any) error {
-	return getJSON(ctx, p.URL()+"/server_info", into)
-}
-
-func getJSON(ctx context.Context, url string, into any) error {
-	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
-	defer stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	body, err := p.Get(ctx, "/server_info")
 	if err != nil {
 		return err
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, 8<<20))
-	if err != nil {
-		return err
-	}
-	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s: %s", url, res.Status, bytes.TrimSpace(body))
-	}
-	if into == nil {
-		return nil
 	}
 	return json.Unmarshal(body, into)
 }
 
-// tail keeps the last 256 KiB that a process printed and passes lines on.
-type tail struct {
-	mu   sync.Mutex
-	buf  []byte
-	name string
-	to   io.Writer
+// Get is the body of GET path, which must be answered with 200 within 5 s.
+func (p *Process) Get(ctx context.Context, path string) ([]byte, error) {
+	return get(ctx, p.client, p.URL()+path)
 }
 
-func (t *tail) set(name string, to io.Writer) {
+func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(res.Body, 8<<20))
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %s", url, res.Status, bytes.TrimSpace(body))
+	}
+	return body, err
+}
+
+// tail keeps the last 256 KiB that a process printed and passes whole lines on.
+type tail struct {
+	mu    sync.Mutex
+	buf   []byte
+	part  []byte // of a line whose end has not come
+	name  string
+	to    io.Writer
+	lines func(process, line string)
+}
+
+func (t *tail) set(name string, to io.Writer, lines func(process, line string)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.name, t.to = name, to
+	t.name, t.to, t.lines, t.part = name, to, lines, nil
 }
 
 func (t *tail) Write(b []byte) (int, error) {
@@ -355,12 +477,23 @@ func (t *tail) Write(b []byte) (int, error) {
 	if len(t.buf) > 256<<10 {
 		t.buf = append([]byte(nil), t.buf[len(t.buf)-128<<10:]...)
 	}
-	if t.to != nil {
-		for line := range strings.Lines(string(b)) {
-			fmt.Fprintf(t.to, "[%s] %s\n", t.name, strings.TrimRight(line, "\n"))
-		}
+	if t.to == nil && t.lines == nil {
+		return len(b), nil
 	}
-	return len(b), nil
+	t.part = append(t.part, b...)
+	for {
+		line, rest, whole := bytes.Cut(t.part, []byte("\n"))
+		if !whole {
+			return len(b), nil
+		}
+		if t.to != nil {
+			fmt.Fprintf(t.to, "[%s] %s\n", t.name, line)
+		}
+		if t.lines != nil {
+			t.lines(t.name, string(line))
+		}
+		t.part = append([]byte(nil), rest...)
+	}
 }
 
 func (t *tail) String() string {

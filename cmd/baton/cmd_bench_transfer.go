@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,7 +22,8 @@ type transferBench struct {
 	transports []string
 	work       kvbench.Work
 	sizeMiB    int
-	json       string
+	json, svg  string
+	fair       bool
 }
 
 func newBenchTransfer() *cobra.Command {
@@ -32,13 +34,15 @@ func newBenchTransfer() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	f := c.Flags()
-	f.StringSliceVar(&b.transports, "transports", []string{"tcp", "shm"}, "transports to measure, in turn")
+	f.StringSliceVar(&b.transports, "transports", []string{"tcp", "shm", "memcpy"}, "what to measure, in turn: tcp, shm, memcpy (one thread in one process)")
 	f.IntSliceVar(&b.work.Blocks, "blocks", []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20}, "block sizes in bytes")
 	f.IntVar(&b.work.Rooms, "rooms", 1, "rooms at a time")
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
 	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size")
 	f.IntVar(&b.sizeMiB, "size-mib", 256, "bytes a round, in MiB")
 	f.StringVar(&b.json, "json", "", "also write the rows to this file")
+	f.StringVar(&b.svg, "svg", "", "also draw the rows into this file")
+	f.BoolVar(&b.fair, "fair", false, "instead: small writes of one room while another one moves 1 GiB")
 	return c
 }
 
@@ -52,6 +56,9 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 			return usagef("--blocks %d: a block has at least one byte", n)
 		}
 	}
+	if b.fair {
+		return b.runFair(ctx, out)
+	}
 	var rows []kvbench.Row
 	for _, name := range b.transports {
 		r, err := b.measure(ctx, name)
@@ -63,17 +70,11 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 	if err := kvbench.Table(out, rows); err != nil {
 		return err
 	}
-	if b.json != "" {
-		f, err := os.Create(b.json)
-		if err != nil {
-			return err
-		}
-		if err := kvbench.JSON(f, rows); err != nil {
-			return err
-		}
-		if err := f.Close(); err != nil {
-			return err
-		}
+	if err := toFile(b.json, func(w io.Writer) error { return kvbench.JSON(w, rows) }); err != nil {
+		return err
+	}
+	if err := toFile(b.svg, func(w io.Writer) error { return kvbench.SVG(w, rows) }); err != nil {
+		return err
 	}
 	for _, r := range rows {
 		if !r.Verified {
@@ -83,35 +84,81 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// measure runs one transport with its own target process, which ends with its input.
-func (b *transferBench) measure(ctx context.Context, name string) ([]kvbench.Row, error) {
+// toFile writes a file; nothing if path is empty.
+func toFile(path string, write func(io.Writer) error) error {
+	if path == "" {
+		return nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(write(f), f.Close())
+}
+
+// runFair prints one line a transport.
+func (b *transferBench) runFair(ctx context.Context, out io.Writer) error {
+	var rows []kvbench.FairRow
+	for _, name := range b.transports {
+		if name == "memcpy" {
+			continue
+		}
+		err := b.withTarget(ctx, name, func(tr transfer.Transport, in io.Writer, answers io.Reader) error {
+			row, err := kvbench.Fair(ctx, tr, name, b.work.Size, in, answers)
+			rows = append(rows, row)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := kvbench.FairTable(out, rows); err != nil {
+		return err
+	}
+	return toFile(b.json, func(w io.Writer) error { return kvbench.JSON(w, rows) })
+}
+
+// measure runs one transport.
+func (b *transferBench) measure(ctx context.Context, name string) (rows []kvbench.Row, err error) {
+	if name == "memcpy" {
+		return kvbench.Memcpy(b.work)
+	}
+	err = b.withTarget(ctx, name, func(tr transfer.Transport, in io.Writer, answers io.Reader) (err error) {
+		rows, err = kvbench.Measure(ctx, tr, name, b.work, in, answers)
+		return err
+	})
+	return rows, err
+}
+
+// withTarget runs f with a target process of its own, which ends with its input.
+func (b *transferBench) withTarget(ctx context.Context, name string, f func(transfer.Transport, io.Writer, io.Reader) error) error {
 	tr, err := benchTransport(name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	cmd := exec.CommandContext(ctx, self, "bench", "transfer-target", "--transport", name, "--size", strconv.Itoa(b.work.Size))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	answers, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, err
+		return err
 	}
-	rows, err := kvbench.Measure(ctx, tr, name, b.work, in, answers)
-	_ = in.Close() // the target ends with its input
+	err = f(tr, in, answers)
+	_ = in.Close()
 	if werr := cmd.Wait(); err == nil && werr != nil {
 		err = fmt.Errorf("bench transfer: target process: %w", werr)
 	}
-	return rows, err
+	return err
 }
 
 // newBenchTransferTarget is the other process; `bench transfer` starts it.
@@ -140,6 +187,6 @@ func benchTransport(name string) (transfer.Transport, error) {
 	case "shm":
 		return shm.New(shm.Config{}), nil
 	default:
-		return nil, usagef("--transports %q: use tcp or shm", name)
+		return nil, usagef("--transports %q: use tcp, shm or memcpy", name)
 	}
 }

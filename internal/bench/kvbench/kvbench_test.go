@@ -1,8 +1,11 @@
 package kvbench
 
 import (
+	"bytes"
 	"context"
+	"encoding/xml"
 	"io"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -77,6 +80,61 @@ func TestWrongBytesAreFound(t *testing.T) {
 	}
 	if rows[0].Verified {
 		t.Error("damaged bytes passed for verified")
+	}
+}
+
+func TestFair(t *testing.T) {
+	tr := tcp.New(tcp.Config{})
+	questions, ask := io.Pipe()
+	answers, say := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- ServeTarget(tr, 16<<20, questions, say)
+		_ = say.Close()
+	}()
+	row, err := Fair(t.Context(), tr, "tcp", 16<<20, ask, answers)
+	_ = ask.Close()
+	if terr := <-ended; err != nil || terr != nil {
+		t.Fatal(err, terr)
+	}
+	if row.Beside == 0 || row.AloneP50US <= 0 || row.BesideP50US <= 0 || row.BesideMaxUS < row.BesideP99US {
+		t.Errorf("%+v", row)
+	}
+}
+
+func TestMemcpy(t *testing.T) {
+	rows, err := Memcpy(Work{Blocks: []int{4096, 65536}, Rooms: 1, Rounds: 1, Size: 1 << 20})
+	if err != nil || len(rows) != 2 || !rows[0].Verified || rows[0].GBPerS <= 0 {
+		t.Error(rows, err)
+	}
+}
+
+// TestSVG: well-formed, with each transport and each block size, and names escaped.
+func TestSVG(t *testing.T) {
+	rows := []Row{
+		{Transport: "tcp", BlockBytes: 4096, GBPerS: 1, MinGBPS: 0.5, MaxGBPS: 1.5},
+		{Transport: "tcp", BlockBytes: 1 << 20, GBPerS: 4, MinGBPS: 3, MaxGBPS: 5},
+		{Transport: "a<b", BlockBytes: 4096, GBPerS: 2, MinGBPS: 2, MaxGBPS: 2},
+	}
+	var b bytes.Buffer
+	if err := SVG(&b, rows); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{">tcp<", ">a&lt;b<", ">4 KiB<", ">1 MiB<"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in the picture", want)
+		}
+	}
+	d := xml.NewDecoder(&b)
+	for {
+		if _, err := d.Token(); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := SVG(io.Discard, nil); err == nil {
+		t.Error("a picture of nothing")
 	}
 }
 

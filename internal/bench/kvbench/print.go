@@ -28,8 +28,19 @@ func bytesText(n int) string {
 	return fmt.Sprintf("%d B", n)
 }
 
+// FairTable prints rows for people.
+func FairTable(w io.Writer, rows []FairRow) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "transport\t64 KiB alone: p50 µs\tmax\tbeside 1 GiB: p50 µs\tp99\tmax\tn\t")
+	for _, r := range rows {
+		fmt.Fprintf(t, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%d\t\n",
+			r.Transport, r.AloneP50US, r.AloneMaxUS, r.BesideP50US, r.BesideP99US, r.BesideMaxUS, r.Beside)
+	}
+	return t.Flush()
+}
+
 // JSON writes rows as an array.
-func JSON(w io.Writer, rows []Row) error {
+func JSON[R Row | FairRow](w io.Writer, rows []R) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(rows)

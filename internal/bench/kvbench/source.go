@@ -46,23 +46,11 @@ type source struct {
 // Measure dials the target process behind in and out (see [ServeTarget]) and measures w.
 // A row whose bytes were wrong is returned with Verified false, and no error.
 func Measure(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) ([]Row, error) {
-	const page = 4096
-	pool, err := kv.Open(kv.Config{Name: "bench source", PageBytes: page, Pages: w.Size / page})
+	s, err := open(ctx, tr, name, w.Size, in, out)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = pool.Close() }()
-	s := &source{pool: pool, name: name, enc: json.NewEncoder(in), lines: bufio.NewScanner(out)}
-	s.bytes, _ = pool.Memory()
-	s.lines.Buffer(nil, 64<<20)
-	first, err := s.read()
-	if err != nil {
-		return nil, err
-	}
-	if s.peer, err = tr.Dial(ctx, first.Descriptor, benchSession); err != nil {
-		return nil, fmt.Errorf("kvbench: dial %s: %w", name, err)
-	}
-	defer func() { _ = s.peer.Close() }()
+	defer s.close()
 	var rows []Row
 	for _, b := range w.Blocks {
 		row, err := s.block(ctx, w, b)
@@ -72,6 +60,34 @@ func Measure(ctx context.Context, tr transfer.Transport, name string, w Work, in
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// open maps size bytes and dials the target behind in and out.
+func open(ctx context.Context, tr transfer.Transport, name string, size int, in io.Writer, out io.Reader) (*source, error) {
+	const page = 4096
+	pool, err := kv.Open(kv.Config{Name: "bench source", PageBytes: page, Pages: size / page})
+	if err != nil {
+		return nil, err
+	}
+	s := &source{pool: pool, name: name, enc: json.NewEncoder(in), lines: bufio.NewScanner(out)}
+	s.bytes, _ = pool.Memory()
+	s.lines.Buffer(nil, 64<<20)
+	first, err := s.read()
+	if err == nil {
+		if s.peer, err = tr.Dial(ctx, first.Descriptor, benchSession); err != nil {
+			err = fmt.Errorf("kvbench: dial %s: %w", name, err)
+		}
+	}
+	if err != nil {
+		_ = pool.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *source) close() {
+	_ = s.peer.Close() // before the memory goes
+	_ = s.pool.Close()
 }
 
 func (s *source) read() (answer, error) {
@@ -199,18 +215,38 @@ func (s *source) latency(ctx context.Context, w Work, block int, to []int, row *
 	if w.Latencies == 0 {
 		return nil
 	}
-	if _, err := s.ask(question{Op: "latency"}); err != nil {
+	got, err := s.singles(ctx, w.Latencies, 0, block, to[:len(to)/w.Rooms])
+	if err != nil {
 		return err
+	}
+	row.P50US, row.P99US = quantile(got, 0.5), quantile(got, 0.99)
+	return nil
+}
+
+// quantile of sorted nanoseconds, in microseconds.
+func quantile(sorted []int64, q float64) float64 {
+	return float64(sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]) / 1e3
+}
+
+// singles writes n single blocks of a room, each when the one before it is done, and
+// returns their one-way times, sorted.
+func (s *source) singles(ctx context.Context, n, rm, block int, to []int) ([]int64, error) {
+	if _, err := s.ask(question{Op: "latency"}); err != nil { // forget older ones
+		return nil, err
 	}
 	done := make(chan error, 1)
 	note := make([]byte, 8)
-	for k := range w.Latencies {
-		i := k % (len(to) / w.Rooms)
-		seg := []transfer.Segment{{Off: uint64(to[i]) * uint64(block), Src: s.bytes[i*block : (i+1)*block]}}
+	base := rm * len(to)
+	for k := range n {
+		i := k % len(to)
+		seg := []transfer.Segment{{Off: uint64(to[i]) * uint64(block), Src: s.bytes[(base+i)*block : (base+i+1)*block]}}
 		binary.LittleEndian.PutUint64(note, uint64(now()))
-		err := s.peer.Post(transfer.Write{Grant: firstGrant, Segments: seg, Notify: note, Done: func(err error) { done <- err }})
+		err := s.peer.Post(transfer.Write{
+			Grant: firstGrant + transfer.GrantID(rm), Key: room.Key{Room: uint64(rm)},
+			Segments: seg, Notify: note, Done: func(err error) { done <- err },
+		})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		select {
 		case err = <-done:
@@ -218,17 +254,12 @@ func (s *source) latency(ctx context.Context, w Work, block int, to []int, row *
 			err = ctx.Err()
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	a, err := s.ask(question{Op: "latency"})
-	if err != nil {
-		return err
+	if err == nil && len(a.Latencies) != n {
+		err = fmt.Errorf("%d of %d notifications arrived", len(a.Latencies), n)
 	}
-	if len(a.Latencies) != w.Latencies {
-		return fmt.Errorf("%d of %d notifications arrived", len(a.Latencies), w.Latencies)
-	}
-	row.P50US = float64(a.Latencies[len(a.Latencies)/2]) / 1e3
-	row.P99US = float64(a.Latencies[len(a.Latencies)*99/100]) / 1e3
-	return nil
+	return a.Latencies, err
 }

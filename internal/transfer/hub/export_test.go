@@ -2,6 +2,7 @@ package hub
 
 import (
 	"github.com/baton-pd/baton/internal/kv"
+	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/session"
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -43,3 +44,15 @@ func (h *Receivers) Flush() {
 
 // KeepBuffer is the end of a Buffer call whose room may have been released meanwhile.
 func KeepBuffer(s transfer.Sending, i int, l *kv.Lease) bool { return s.(*sending).keepBuffer(i, l) }
+
+// Note is the notification of a chunk, as the sender of key would write it.
+func Note(key room.Key, index, count int, parts [][]byte) []byte {
+	n := 0
+	for _, p := range parts {
+		n += len(p)
+	}
+	return chunkNote{Key: key, Index: uint32(index), Count: uint32(count), Bytes: uint32(n), CRC: crcOf(parts)}.encode()
+}
+
+// Waiting is the number of requests that wait for landing pages.
+func (h *Receivers) Waiting() int { return h.alloc.waiting() }

@@ -72,13 +72,20 @@ func TestGrantForForgottenRoom(t *testing.T) {
 
 // A second grant for a room that has one is refused; the room and its owner are not hurt.
 func TestForeignGrantDoesNotHurtTheRoom(t *testing.T) {
-	w, g := newTapped(t, options{})
+	grants := make(chan tapped, 8)
+	w := newWorld(t, options{handler: func(h *hub.Senders) session.ServerHandler { return tap{h, grants} }})
 	s, r := w.send(3, 2), w.receive(3, 2)
 	await(t, "grant", s.Granted())
+	g := await(t, "grant", grants)
+	other, _ := w.stranger() // to the room's own worker the refusals would be the end of it
+	if err := other.SendGrant(session.Grant{Key: room.Key{Room: 4}, ID: 1, Pages: []uint32{0}, PageBytes: pageBytes, Chunks: []int{1}}); err != nil {
+		t.Fatal(err)
+	}
+	g.sess = await(t, "the other's grant", grants).sess
 	for i, mangle := range []func(*session.Grant){
 		func(g *session.Grant) { g.Digest = 99 },    // another prompt
 		func(g *session.Grant) { g.Pages = nil },    // not even well-formed
-		func(g *session.Grant) { g.Digest = 3 },     // the same prompt
+		func(*session.Grant) {},                     // the same prompt
 		func(g *session.Grant) { g.Chunks = nil },   // another chunk size
 		func(g *session.Grant) { g.PageBytes = 17 }, // other pages
 	} {

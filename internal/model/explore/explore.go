@@ -304,7 +304,12 @@ func (x *search[S]) trace(id int32, kind Kind, err error) *Violation {
 // Replay takes the steps with these indices from initial state init and returns the last
 // state. An error names the first index that is not enabled.
 func Replay[S any](sys System[S], init int, indices []int) (S, error) {
-	s := sys.Init()[init]
+	starts := sys.Init()
+	if init < 0 || init >= len(starts) {
+		var none S
+		return none, fmt.Errorf("there is no initial state %d, only %d", init, len(starts))
+	}
+	s := starts[init]
 	for i, k := range indices {
 		steps := sys.Next(s, nil)
 		if k < 0 || k >= len(steps) {

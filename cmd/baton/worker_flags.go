@@ -137,6 +137,8 @@ type workerFlags struct {
 	dataListen, dataAdvertise   string
 	shmDir                      string
 	faults                      string
+	roomTrace                   string
+	roomTraceMiB                int
 	maxQueue                    int
 	poolMiB                     int
 	pageBytes                   int
@@ -172,6 +174,8 @@ func (w *workerFlags) add(f *pflag.FlagSet, listen string) {
 	f.DurationVar(&w.keepaliveTime, "keepalive-time", 2*time.Second, "silence after which a session's peer is pinged")
 	f.DurationVar(&w.keepaliveMax, "keepalive-timeout", 3*time.Second, "time for the ping's answer; then the session is lost")
 	f.DurationVar(&w.shutdownGrace, "shutdown-grace", 10*time.Second, "time for running streams when the worker is asked to end")
+	f.StringVar(&w.roomTrace, "room-trace", "", "file for a record of every room's events, checked by baton race --check-trace; appended to")
+	f.IntVar(&w.roomTraceMiB, "room-trace-mib", 256, "MiB of that file at most; what does not fit is dropped, and the trace reported incomplete")
 	f.StringVar(&w.faults, "fault", "", "file of transfer fault rules (for tests; see docs/faults.md)")
 }
 
@@ -233,13 +237,17 @@ func (w *workerFlags) config(eng engine.Compute, l net.Listener) worker.Config {
 	return worker.Config{
 		ID: w.id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison,
 		MaxQueue: w.maxQueue, MaxRunning: w.maxRunning, Timeouts: w.timeouts,
-		Session: session.Tuning{KeepaliveTime: w.keepaliveTime, KeepaliveTimeout: w.keepaliveMax},
+		Session:   session.Tuning{KeepaliveTime: w.keepaliveTime, KeepaliveTimeout: w.keepaliveMax},
+		RoomTrace: w.roomTrace, RoomTraceBytes: int64(w.roomTraceMiB) << 20,
 		MaxBody: int64(w.maxBodyMiB) << 20, AllowLocal: w.local, LocalOnly: w.monolithic, Version: version,
 	}
 }
 
 // build makes the worker of a role; it owns cfg's engine and listeners.
 func (w *workerFlags) build(role string, cfg worker.Config, bootstrap net.Listener) (*worker.Worker, error) {
+	if w.roomTrace != "" && (cfg.LocalOnly || w.roomTraceMiB < 1) {
+		return nil, usagef("--room-trace needs --room-trace-mib of at least 1, and a worker that has rooms: not --monolithic")
+	}
 	cfg.Metrics = prometheus.NewRegistry()
 	if !cfg.LocalOnly {
 		ts, err := w.transports(cfg.Log, cfg.Metrics)

@@ -28,6 +28,7 @@ internal/transfer/meter:               internal/transfer prometheus
 internal/transfer/transfertest:        internal/transfer internal/room internal/kv go.uber.org/goleak
 internal/session:                      internal/transfer internal/room proto/baton/v1 grpc protobuf prometheus
 internal/session/sessiontest:          internal/session internal/transfer internal/room grpc
+internal/trace:                        internal/room golang.org/x/sys
 internal/transfer/hub:                 internal/session internal/transfer internal/kv internal/room prometheus
 proto/baton/v1:                        grpc protobuf
 
@@ -44,7 +45,7 @@ internal/openai:                       internal/engine internal/room gonja
 internal/httpbody:
 internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/engine internal/room prometheus
 internal/router:                       internal/openai internal/httpbody internal/room prometheus
-internal/worker:                       internal/httpapi internal/sched internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
+internal/worker:                       internal/httpapi internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/config:
 internal/supervise:                    golang.org/x/sys

@@ -29,6 +29,9 @@ type Room struct {
 	due int64    // when EvDeadline comes: min(deadline, entry of this state + its bound)
 
 	heapAt int32 // index in the shard's heap, -1: not in it; guarded by the shard's lock
+
+	observed uint32 // steps that Observe has seen; under mu
+	instance uint64 // which room of the registry, from 1; set by Open under mu
 }
 
 // maxFollowUps bounds the events that one event may bring about through Execute. The
@@ -108,7 +111,8 @@ func (r *Room) apply(e Event, mask Effects) (own Effects, failed bool) {
 
 // one steps the machine, publishes, and executes.
 func (r *Room) one(e Event, mask Effects) (fx Effects, more []Event) {
-	was := r.State()
+	before := r.word.Load()
+	was := State(before & 0xff)
 	var now State
 	var drain Drain
 	var out int
@@ -120,11 +124,15 @@ func (r *Room) one(e Event, mask Effects) (fx Effects, more []Event) {
 		r.rcv, fx = r.rcv.Step(e)
 		now, drain, cause = r.rcv.state, r.rcv.drain, r.rcv.cause
 	}
+	all := fx
 	fx &= mask
 	if now == StateFailed && was != StateFailed {
 		r.cause.Store(r.complete(cause, e, was))
 	}
 	r.word.Store(uint64(now) | uint64(drain)<<8 | uint64(uint32(out))<<32)
+	if r.reg.observe != nil {
+		r.stepped(e, before, fx, all&^mask)
+	}
 	if now != was {
 		r.reg.moved(r, now)
 	}

@@ -33,6 +33,8 @@ type Config struct {
 	// MaxTombstones bounds each kind, ended and aborted; the oldest go first, each shard
 	// holding its share. 0: 131072.
 	MaxTombstones int
+	// Observe sees every room's life; nil costs one comparison an event.
+	Observe Observer
 	// Log gets one line a failed room. nil: slog.Default().
 	Log *slog.Logger
 }
@@ -45,6 +47,7 @@ type Registry struct {
 	side    Side
 	execute func(*Room, Event, Effects) []Event
 	peer    func(*Room) string
+	observe Observer
 	ttl     time.Duration
 	bounds  [StateSuccess + 1]time.Duration
 	log     *slog.Logger
@@ -94,7 +97,7 @@ func NewRegistry(c Config) *Registry {
 	}
 	logShards := bits.Len(uint(c.Shards - 1))
 	g := &Registry{
-		side: c.Side, execute: c.Execute, peer: c.Peer, ttl: c.TombstoneTTL, log: c.Log,
+		side: c.Side, execute: c.Execute, peer: c.Peer, observe: c.Observe, ttl: c.TombstoneTTL, log: c.Log,
 		base:   time.Now(),
 		shards: make([]shard, 1<<logShards), shift: uint(64 - logShards),
 		maxTomb: max(1, (c.MaxTombstones+1<<logShards-1)>>logShards),
@@ -115,8 +118,13 @@ func NewRegistry(c Config) *Registry {
 
 // Close stops the deadline goroutine and waits for it. Rooms that are still live stay
 // as they are; events can still be applied to them, only deadlines do not come any more.
+// No room is made after it has returned.
 func (g *Registry) Close() {
 	if g.closed.CompareAndSwap(false, true) {
+		for i := range g.shards { // an Open that saw false is done when its shard is free
+			g.shards[i].mu.Lock()
+			g.shards[i].mu.Unlock() //nolint:staticcheck // a barrier
+		}
 		close(g.stop)
 	}
 	<-g.ended
@@ -139,8 +147,6 @@ func (g *Registry) Open(key Key, deadline time.Time, chunks int, value any) (*Ro
 		return nil, &Cause{Code: code, Side: g.side, Phase: "opening", Key: key, Detail: detail}
 	}
 	switch {
-	case g.closed.Load():
-		return refuse(CodeShutdown, "the worker is ending")
 	case chunks < 1 || chunks > math.MaxInt32:
 		return refuse(CodeInternal, fmt.Sprintf("a room of %d chunks", chunks))
 	case deadline.IsZero():
@@ -162,6 +168,11 @@ func (g *Registry) Open(key Key, deadline time.Time, chunks int, value any) (*Ro
 	r.mu.Lock()
 	sh := g.shard(key)
 	sh.mu.Lock()
+	if g.closed.Load() { // under the shard's lock: see Close
+		sh.mu.Unlock()
+		r.mu.Unlock()
+		return refuse(CodeShutdown, "the worker is ending")
+	}
 	if sh.rooms[key] != nil {
 		sh.mu.Unlock()
 		r.mu.Unlock()
@@ -179,7 +190,10 @@ func (g *Registry) Open(key Key, deadline time.Time, chunks int, value any) (*Ro
 		sh.due.push(r)
 	}
 	sh.mu.Unlock()
-	g.counted.opened.Add(1)
+	r.instance = g.counted.opened.Add(1)
+	if g.observe != nil {
+		g.observe.Opened(r, chunks)
+	}
 	failed := false
 	if abortedBefore {
 		// The abort was acked when it was remembered.
@@ -273,6 +287,9 @@ func (g *Registry) Range(f func(*Room) bool) {
 
 // forget drops a finished room and leaves its tombstone. Runs under the room's lock.
 func (g *Registry) forget(r *Room) {
+	if g.observe != nil {
+		g.observe.Forgotten(r)
+	}
 	now := int64(g.now())
 	sh := g.shard(r.key)
 	sh.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -31,8 +32,11 @@ type Config struct {
 	RouterArgs      []string
 	Env             []string // added to the environment
 	NoRouter        bool
-	Monolithic      bool      // decode workers only, computing prompts themselves; no router
-	Log             io.Writer // all processes' output, prefixed; nil: kept in memory only
+	Monolithic      bool // decode workers only, computing prompts themselves; no router
+	// TraceDir: every worker with rooms records them in a file of its own there, over its
+	// restarts (--room-trace); see Traces.
+	TraceDir string
+	Log      io.Writer // all processes' output, prefixed; nil: kept in memory only
 	// Lines, if set, is told every whole line of every process, in order for each of them.
 	Lines func(process, line string)
 	// Host says where a process runs; nil, or a nil Host, is this machine.
@@ -57,6 +61,7 @@ type Process struct {
 	Name      string
 	HTTP      string // host:port
 	Bootstrap string // host:port, prefill only
+	Trace     string // file of --room-trace, "" without Config.TraceDir
 
 	args   []string
 	s      *Stack
@@ -103,6 +108,10 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 		}
 		p := &Process{Name: name, HTTP: addr, args: append(args, "--listen", addr), s: s, out: &tail{}, host: s.hostOf(name)}
 		p.client = &http.Client{Transport: &http.Transport{DialContext: p.Dial, MaxIdleConnsPerHost: 64}}
+		if list != nil && c.TraceDir != "" && !c.Monolithic {
+			p.Trace = filepath.Join(c.TraceDir, name+".rooms.jsonl")
+			p.args = append(p.args, "--room-trace", p.Trace)
+		}
 		if list != nil {
 			*list = append(*list, p)
 			starts = append(starts, p)
@@ -247,6 +256,17 @@ func (s *Stack) All() []*Process {
 		all = append(all, s.Router)
 	}
 	return all
+}
+
+// Traces are the room traces of all workers that have written one. They are whole when
+// Close has returned.
+func (s *Stack) Traces() (files []string) {
+	for _, p := range s.All() {
+		if _, err := os.Stat(p.Trace); p.Trace != "" && err == nil {
+			files = append(files, p.Trace)
+		}
+	}
+	return files
 }
 
 // Start runs the process (again) and waits for its ready line.

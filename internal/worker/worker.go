@@ -28,6 +28,7 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/sched"
 	"github.com/baton-pd/baton/internal/session"
+	"github.com/baton-pd/baton/internal/trace"
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/hub"
 )
@@ -71,9 +72,12 @@ type Config struct {
 	MaxBody    int64
 	AllowLocal bool // decode: serve requests without a room by computing the prompt itself
 	LocalOnly  bool // decode: no session, no pool (monolithic)
-	Version    string
-	Log        *slog.Logger
-	Metrics    *prometheus.Registry // nil: a new one
+	// RoomTrace is a file for the record of every room, see package trace; "": none.
+	RoomTrace      string
+	RoomTraceBytes int64 // bound of that file; 0: trace's default
+	Version        string
+	Log            *slog.Logger
+	Metrics        *prometheus.Registry // nil: a new one
 }
 
 // Worker is a running worker.
@@ -141,6 +145,20 @@ func (c *Config) openPool(name string) (*kv.Pool, error) {
 	return p, nil
 }
 
+// observer opens the room trace, if one is asked for; close ends it after the hub.
+func (c *Config) observer(side room.Side) (o room.Observer, close func() error, err error) {
+	if c.RoomTrace == "" {
+		return nil, func() error { return nil }, nil
+	}
+	w, err := trace.Open(trace.Config{
+		Path: c.RoomTrace, MaxBytes: c.RoomTraceBytes, Worker: c.ID, Side: side, Tombstone: c.Timeouts.Tombstone, Log: c.Log,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return w, w.Close, nil
+}
+
 func newWorker(c Config) (*Worker, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -164,10 +182,14 @@ func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
 		return nil, err
 	}
 	w.Pool = pool
+	observe, closeTrace, err := c.observer(room.SideSender)
+	if err != nil {
+		return nil, errors.Join(err, pool.Close())
+	}
 	w.Metrics.MustRegister(pool.Collector())
 	senders := hub.NewSenders(hub.SendersConfig{
 		Staging: pool, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting, TransferTimeout: c.Timeouts.Transfer,
-		ParkTimeout: c.Timeouts.Park, TombstoneTTL: c.Timeouts.Tombstone, Log: c.Log, Registerer: w.Metrics,
+		ParkTimeout: c.Timeouts.Park, TombstoneTTL: c.Timeouts.Tombstone, Observe: observe, Log: c.Log, Registerer: w.Metrics,
 	})
 	w.Registry = senders.Registry()
 	server := session.NewServer(session.ServerConfig{
@@ -186,7 +208,7 @@ func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
 		p.Close,
 		func() error { err := server.Close(); <-sessions; return err },
 		func() error { senders.Close(); return nil },
-		pool.Close, c.Engine.Close,
+		closeTrace, pool.Close, c.Engine.Close,
 	}
 	w.serve("prefill")
 	return w, nil
@@ -210,13 +232,17 @@ func NewDecode(c Config) (*Worker, error) {
 		return nil, err
 	}
 	w.Pool = pool
+	observe, closeTrace, err := c.observer(room.SideReceiver)
+	if err != nil {
+		return nil, errors.Join(err, pool.Close())
+	}
 	w.Metrics.MustRegister(pool.Collector())
 	receivers, err := hub.NewReceivers(hub.ReceiversConfig{
 		Pool: pool, Transports: c.Transports, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting,
-		TransferTimeout: c.Timeouts.Transfer, TombstoneTTL: c.Timeouts.Tombstone, Log: c.Log, Registerer: w.Metrics,
+		TransferTimeout: c.Timeouts.Transfer, TombstoneTTL: c.Timeouts.Tombstone, Observe: observe, Log: c.Log, Registerer: w.Metrics,
 	})
 	if err != nil {
-		return nil, errors.Join(err, pool.Close())
+		return nil, errors.Join(err, closeTrace(), pool.Close())
 	}
 	w.Registry = receivers.Registry()
 	client := session.NewClient(session.ClientConfig{
@@ -227,7 +253,7 @@ func NewDecode(c Config) (*Worker, error) {
 		Engine: c.Engine, Receivers: receivers, MaxQueue: c.MaxQueue, MaxRunning: c.MaxRunning, Account: w.holdings, Log: c.Log, Registerer: w.Metrics,
 	})
 	w.Sched = d
-	w.closer = []func() error{d.Close, client.Close, receivers.Close, pool.Close, c.Engine.Close}
+	w.closer = []func() error{d.Close, client.Close, receivers.Close, closeTrace, pool.Close, c.Engine.Close}
 	w.serve("decode")
 	return w, nil
 }

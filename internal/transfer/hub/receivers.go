@@ -31,6 +31,7 @@ type ReceiversConfig struct {
 	// for the first chunk, TransferTimeout the rest; all besides the request's deadline.
 	BootstrapTimeout, WaitingTimeout, TransferTimeout time.Duration
 	TombstoneTTL                                      time.Duration
+	Observe                                           room.Observer // of every room; nil: none
 	Log                                               *slog.Logger
 	Registerer                                        prometheus.Registerer // nil: no metrics
 }
@@ -96,7 +97,8 @@ func NewReceivers(c ReceiversConfig) (*Receivers, error) {
 			room.StateWaitingForInput: c.WaitingTimeout,
 			room.StateTransferring:    c.TransferTimeout,
 		},
-		Log: c.Log,
+		Observe: c.Observe,
+		Log:     c.Log,
 	})
 	h.m = newMetrics(room.SideReceiver, h.reg, c.Registerer)
 	return h, nil

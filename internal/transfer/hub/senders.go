@@ -29,6 +29,7 @@ type SendersConfig struct {
 	ParkTimeout time.Duration
 	// TombstoneTTL is how long an ended or aborted room is remembered.
 	TombstoneTTL time.Duration
+	Observe      room.Observer // of every room; nil: none
 	Log          *slog.Logger
 	Registerer   prometheus.Registerer // nil: no metrics
 }
@@ -80,7 +81,8 @@ func NewSenders(c SendersConfig) *Senders {
 			room.StateWaitingForInput: c.WaitingTimeout,
 			room.StateTransferring:    c.TransferTimeout,
 		},
-		Log: c.Log,
+		Observe: c.Observe,
+		Log:     c.Log,
 	})
 	h.m = newMetrics(room.SideSender, h.reg, c.Registerer)
 	return h

@@ -62,7 +62,12 @@ func (r *Room) Outstanding() int { return int(r.word.Load() >> 32) }
 
 // Cause is the first reason, complete with side, phase and key; nil unless the
 // room has failed. Shared and read-only. A lock-free read.
-func (r *Room) Cause() *Cause { return r.cause.Load() }
+func (r *Room) Cause() *Cause {
+	if r.State() != StateFailed {
+		return nil // it may be there already, a moment before the state
+	}
+	return r.cause.Load()
+}
 
 // Done is closed once, when the room is terminal and everything that follows from
 // that was executed.

@@ -26,7 +26,7 @@ internal/transfer/shm:                 internal/transfer internal/transfer/postq
 internal/transfer/fault:               internal/transfer internal/room
 internal/transfer/meter:               internal/transfer prometheus
 internal/transfer/transfertest:        internal/transfer internal/room internal/kv go.uber.org/goleak
-internal/session:                      internal/transfer internal/room proto/baton/v1 grpc protobuf prometheus
+internal/session:                      internal/transfer internal/kv internal/room proto/baton/v1 grpc protobuf prometheus
 internal/session/sessiontest:          internal/session internal/transfer internal/room grpc
 internal/trace:                        internal/room golang.org/x/sys
 internal/transfer/hub:                 internal/session internal/transfer internal/kv internal/room prometheus
@@ -34,8 +34,8 @@ proto/baton/v1:                        grpc protobuf
 
 internal/dynlib:                       purego
 internal/dynlib/needffi:               purego
-internal/engine:
-internal/engine/sim:                   internal/engine
+internal/engine:                       internal/kv
+internal/engine/sim:                   internal/engine internal/kv
 internal/engine/llamacpp:              internal/engine internal/engine/llamacpp/gguf internal/dynlib internal/dynlib/needffi purego yzma
 internal/engine/llamacpp/gguf:
 internal/engine/llamacpp/gguftest:
@@ -51,6 +51,7 @@ internal/config:
 internal/supervise:                    golang.org/x/sys
 internal/setup:                        internal/dynlib internal/dynlib/needffi
 internal/stack:                        internal/kv
+internal/chaos/wire:                   golang.org/x/sys go.uber.org/goleak
 internal/bench:                        internal/room openai-go
 internal/bench/kvbench:                internal/transfer internal/kv internal/room golang.org/x/sys
 internal/repotest:

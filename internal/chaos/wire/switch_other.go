@@ -1,0 +1,34 @@
+//go:build !linux
+
+package wire
+
+import "errors"
+
+// Switch needs Linux.
+type Switch struct{}
+
+// Host of a Switch.
+type Host struct{}
+
+// Addr is empty.
+func (h *Host) Addr() string { return "" }
+
+// Do fails.
+func (h *Host) Do(func() error) error { return errNoLinux }
+
+var errNoLinux = errors.New("wire: network namespaces need Linux")
+
+// OpenSwitch fails.
+func OpenSwitch(uint64, ...string) (*Switch, error) { return nil, errNoLinux }
+
+// Host finds none.
+func (s *Switch) Host(string) *Host { return nil }
+
+// Set does nothing.
+func (s *Switch) Set(string, string, Weather) {}
+
+// Counts is zero.
+func (s *Switch) Counts() Counts { return Counts{} }
+
+// Close does nothing.
+func (s *Switch) Close() error { return nil }

@@ -416,25 +416,6 @@ func metric(t testing.TB, reg *prometheus.Registry, name string) float64 {
 	return 0
 }
 
-// K8, as sglang#6857: a pool of 64 cells, two rooms of 30 that grow to 40.
-func TestTwoRoomsThatOutgrowThePoolBothFinish(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rng := newRand(t, 1)
-		w := newWorld(t, worldConfig{sim: costs(sim.Config{KVCells: 64, ChunkTokens: 8, Recheck: true}), decode: DecodeConfig{GrowReserve: 2}})
-		defer w.close()
-		a, b := w.req(tokens(rng, 30), 12), w.req(tokens(rng, 30), 12)
-		ad, ap := w.both(context.Background(), a)
-		bd, bp := w.both(context.Background(), b)
-		w.check(a, read(t, ad, 1))
-		w.check(b, read(t, bd, 1))
-		read(t, ap, 1)
-		read(t, bp, 1)
-		if metric(t, w.dreg, "baton_preemptions_total") == 0 {
-			t.Error("nothing was preempted")
-		}
-	})
-}
-
 func TestStopStringsAndChoices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{sim: costs(sim.Config{})})

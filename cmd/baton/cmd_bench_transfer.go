@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -24,6 +25,9 @@ type transferBench struct {
 	sizeMiB    int
 	json, svg  string
 	fair       bool
+	peers      bool
+	python     string
+	verbose    bool
 }
 
 func newBenchTransfer() *cobra.Command {
@@ -43,6 +47,9 @@ func newBenchTransfer() *cobra.Command {
 	f.StringVar(&b.json, "json", "", "also write the rows to this file")
 	f.StringVar(&b.svg, "svg", "", "also draw the rows into this file")
 	f.BoolVar(&b.fair, "fair", false, "instead: small writes of one room while another one moves 1 GiB")
+	f.BoolVar(&b.peers, "peers", false, "also run NIXL's and Mooncake's Python APIs on the same work")
+	f.StringVar(&b.python, "python", "python3", "interpreter that has nixl-cu12, mooncake-transfer-engine-non-cuda and numpy")
+	f.BoolVar(&b.verbose, "verbose", false, "show what the peers print")
 	return c
 }
 
@@ -67,7 +74,20 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
+	var peersErr error
+	if b.peers {
+		log := io.Discard
+		if b.verbose {
+			log = os.Stderr
+		}
+		var got []kvbench.Row
+		got, peersErr = kvbench.Peers(ctx, b.python, b.work, log)
+		rows = append(rows, got...)
+	}
 	if err := kvbench.Table(out, rows); err != nil {
+		return err
+	}
+	if err := b.ratios(out, rows); err != nil {
 		return err
 	}
 	if err := toFile(b.json, func(w io.Writer) error { return kvbench.JSON(w, rows) }); err != nil {
@@ -81,7 +101,22 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 			return fmt.Errorf("bench transfer: %s, blocks of %d bytes: bytes at the target are wrong", r.Transport, r.BlockBytes)
 		}
 	}
-	return nil
+	return peersErr
+}
+
+// ratios compares tcp with the peers' tcp, and each of ours with whatever a peer has; shm with memcpy.
+func (b *transferBench) ratios(out io.Writer, rows []kvbench.Row) error {
+	var all []kvbench.Ratio
+	if b.peers {
+		all = append(all, kvbench.Ratios(rows, "tcp", func(n string) bool { return strings.Contains(n, " tcp") })...)
+		all = append(all, kvbench.Ratios(rows, "shm", func(n string) bool { return strings.HasPrefix(n, "nixl") })...)
+	}
+	all = append(all, kvbench.Ratios(rows, "shm", func(n string) bool { return n == "memcpy" })...)
+	if len(all) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out)
+	return kvbench.RatioTable(out, all)
 }
 
 // toFile writes a file; nothing if path is empty.

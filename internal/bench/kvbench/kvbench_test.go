@@ -159,3 +159,17 @@ func TestPlacesArePermutedWithinTheirRoom(t *testing.T) {
 		t.Errorf("only %d blocks are scattered", moved)
 	}
 }
+
+func TestRatios(t *testing.T) {
+	rows := []Row{
+		{Transport: "tcp", BlockBytes: 4096, GBPerS: 3, P50US: 10},
+		{Transport: "nixl tcp spin", BlockBytes: 4096, GBPerS: 1, P50US: 40},
+		{Transport: "nixl tcp sleep", BlockBytes: 4096, GBPerS: 1.5, P50US: 700},
+		{Transport: "nixl tcp spin", BlockBytes: 65536, GBPerS: 9, P50US: 1},
+	}
+	got := Ratios(rows, "tcp", func(n string) bool { return n != "tcp" })
+	want := Ratio{"tcp", 4096, 2, 0.25, "nixl tcp sleep", "nixl tcp spin"}
+	if len(got) != 1 || got[0] != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

@@ -28,6 +28,16 @@ func bytesText(n int) string {
 	return fmt.Sprintf("%d B", n)
 }
 
+// RatioTable prints ratios for people.
+func RatioTable(w io.Writer, ratios []Ratio) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "transport\tblock\tGB/s ratio\tof the best peer\tp50 ratio\tof the best peer")
+	for _, r := range ratios {
+		fmt.Fprintf(t, "%s\t%s\t%.2f\t%s\t%.2f\t%s\n", r.Transport, bytesText(r.BlockBytes), r.Rate, r.RateRival, r.Latency, r.LatencyRival)
+	}
+	return t.Flush()
+}
+
 // FairTable prints rows for people.
 func FairTable(w io.Writer, rows []FairRow) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)

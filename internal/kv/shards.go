@@ -136,8 +136,11 @@ func (s Shards) Validate() error {
 	return nil
 }
 
-// String is short, for logs and errors.
+// String is short, for logs and errors; "none" for the zero value.
 func (s Shards) String() string {
+	if s == (Shards{}) {
+		return "none"
+	}
 	order := "nhd"
 	if s.HeadsFirst {
 		order = "hnd"

@@ -143,7 +143,7 @@ func (s *ClientSession) answered(w clientWire, seq uint64, b body) *room.Cause {
 		return broken("in its hello, " + what)
 	}
 	s.peer, s.transport = id, clip(r.GetTransport(), maxID)
-	if field, theirs, ours, differ := differs(r.GetProtocolVersion(), ProtocolVersion, id.Fingerprint, c.cfg.Identity.Fingerprint); differ {
+	if field, theirs, ours, differ := differs(r.GetProtocolVersion(), ProtocolVersion, id, c.cfg.Identity); differ {
 		c.m.sessions.WithLabelValues(outcomeRefused).Inc()
 		return s.mismatch(field, theirs, ours)
 	}

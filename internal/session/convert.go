@@ -2,10 +2,12 @@ package session
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/transfer"
 	pb "github.com/baton-pd/baton/proto/baton/v1"
@@ -19,6 +21,7 @@ const (
 	maxPages      = 1 << 19
 	maxChunks     = 1 << 16
 	maxBytes      = 1 << 40 // of a page or a chunk
+	maxTokens     = 1 << 30 // of a prompt
 	maxTimeout    = 7 * 24 * time.Hour
 	maxID         = 256 // bytes of a worker id
 	maxField      = 64 << 10
@@ -58,6 +61,7 @@ func toGrant(m *pb.Grant) (Grant, error) {
 	g := Grant{
 		Key: key, ID: transfer.GrantID(m.GetGrantId()), Pages: m.GetPages(), PageBytes: int(m.GetPageBytes()),
 		Chunks: make([]int, len(m.GetChunks())), Digest: m.GetDigest(), Timeout: time.Duration(m.GetTimeoutNs()),
+		Have: int(m.GetHaveTokens()),
 	}
 	for i, c := range m.GetChunks() {
 		g.Chunks[i] = int(c)
@@ -79,6 +83,9 @@ func badGrant(m *pb.Grant) string {
 	case m.GetTimeoutNs() < 0 || m.GetTimeoutNs() > int64(maxTimeout):
 		return fmt.Sprintf("timeout %v is not between 0 and %v", time.Duration(m.GetTimeoutNs()), maxTimeout)
 	}
+	if m.GetHaveTokens() < 0 || m.GetHaveTokens() > maxTokens {
+		return fmt.Sprintf("%d tokens that are there already are not between 0 and %d", m.GetHaveTokens(), maxTokens)
+	}
 	for i, c := range m.GetChunks() {
 		if c < 0 || c > maxBytes {
 			return fmt.Sprintf("size %d of chunk %d is not between 0 and 2^40", c, i)
@@ -92,6 +99,7 @@ func fromGrant(g Grant) *pb.Grant {
 	m := &pb.Grant{
 		Room: g.Key.Room, Generation: g.Key.Gen, GrantId: uint64(g.ID), Pages: g.Pages, PageBytes: int64(g.PageBytes),
 		Chunks: make([]int64, len(g.Chunks)), Digest: g.Digest, TimeoutNs: int64(min(g.Timeout, maxTimeout)),
+		HaveTokens: int64(g.Have),
 	}
 	if g.Timeout < 0 {
 		m.TimeoutNs = 1
@@ -177,14 +185,46 @@ func toIdentity(m *pb.Identity) (id Identity, what string) {
 			return id, fmt.Sprintf("a fingerprint field of %d bytes is too long", len(s))
 		}
 	}
+	if id.Shards, what = toShards(m.GetShards()); what != "" {
+		return id, what
+	}
 	return id, ""
+}
+
+// toShards checks how the peer says its KV is cut up; nil gives none.
+func toShards(m *pb.Shards) (s kv.Shards, what string) {
+	if m == nil {
+		return s, ""
+	}
+	for _, v := range []int64{m.GetLayers(), m.GetKvHeads(), m.GetHeadDim(), m.GetElemBytes(), m.GetTp(), m.GetPp(), m.GetPageTokens()} {
+		if v < 0 || v > math.MaxInt32 { // an int may have 32 bits
+			return s, fmt.Sprintf("shards: %d is not between 0 and 2^31", v)
+		}
+	}
+	s.Model = kv.Model{Layers: int(m.GetLayers()), KVHeads: int(m.GetKvHeads()), HeadDim: int(m.GetHeadDim()), ElemBytes: int(m.GetElemBytes()), Latent: m.GetLatent()}
+	s.Split = kv.Split{TP: int(m.GetTp()), PP: int(m.GetPp()), PageTokens: int(m.GetPageTokens()), HeadsFirst: m.GetHeadsFirst()}
+	if err := s.Validate(); err != nil {
+		return s, "shards: " + err.Error()
+	}
+	return s, ""
+}
+
+// fromShards is the inverse.
+func fromShards(s kv.Shards) *pb.Shards {
+	if s == (kv.Shards{}) {
+		return nil
+	}
+	return &pb.Shards{
+		Layers: int64(s.Layers), KvHeads: int64(s.KVHeads), HeadDim: int64(s.HeadDim), ElemBytes: int64(s.ElemBytes), Latent: s.Latent,
+		Tp: int64(s.TP), Pp: int64(s.PP), PageTokens: int64(s.PageTokens), HeadsFirst: s.HeadsFirst,
+	}
 }
 
 func fromIdentity(id Identity) *pb.Identity {
 	return &pb.Identity{WorkerId: clip(id.WorkerID, maxID), Epoch: id.Epoch, Fingerprint: &pb.Fingerprint{
 		Engine: clip(id.Engine, maxField), ModelDigest: clip(id.ModelDigest, maxField), KvLayout: clip(id.KVLayout, maxField),
 		Attention: clip(id.Attention, maxField), ChunkTokens: int64(id.ChunkTokens),
-	}}
+	}, Shards: fromShards(id.Shards)}
 }
 
 // hello is a checked [pb.Hello].

@@ -195,14 +195,14 @@ func (s *Server) hear(ctx context.Context, w wire) (hello, *pb.Refused, error) {
 	}
 	// The version first: another version may have another hello.
 	if v := m.GetProtocolVersion(); v != ProtocolVersion {
-		field, ours, theirs, _ := differs(ProtocolVersion, v, Fingerprint{}, Fingerprint{})
+		field, ours, theirs, _ := differs(ProtocolVersion, v, Identity{}, Identity{})
 		return hello{}, s.mismatch(field, ours, theirs), nil
 	}
 	h, err := toHello(m)
 	if err != nil {
 		return h, s.refusal(s.cause(room.CodeProtocol, err.Error())), nil
 	}
-	if field, ours, theirs, differ := differs(ProtocolVersion, ProtocolVersion, s.cfg.Identity.Fingerprint, h.client.Fingerprint); differ {
+	if field, ours, theirs, differ := differs(ProtocolVersion, ProtocolVersion, s.cfg.Identity, h.client); differ {
 		return h, s.mismatch(field, ours, theirs), nil
 	}
 	return h, nil, nil

@@ -3,10 +3,12 @@ package session
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
+	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -37,16 +39,40 @@ func (f Fingerprint) Diff(g Fingerprint) (field, ours, theirs string, differ boo
 }
 
 // differs compares the two hellos; field is "" if none differs.
-func differs(serverVersion, clientVersion uint32, server, client Fingerprint) (field, serverValue, clientValue string, differ bool) {
+func differs(serverVersion, clientVersion uint32, server, client Identity) (field, serverValue, clientValue string, differ bool) {
 	if serverVersion != clientVersion {
 		return "protocol_version", strconv.Itoa(int(serverVersion)), strconv.Itoa(int(clientVersion)), true
 	}
-	return server.Diff(client)
+	if field, serverValue, clientValue, differ = server.Diff(client.Fingerprint); differ {
+		return field, serverValue, clientValue, differ
+	}
+	return shardsDiffer(server.Shards, client.Shards)
+}
+
+// shardsDiffer names the property that keeps two workers' KV from being laid out anew on the
+// way; the prefill worker's is the source.
+func shardsDiffer(server, client kv.Shards) (field, serverValue, clientValue string, differ bool) {
+	none := kv.Shards{}
+	if server == client {
+		return "", "", "", false
+	}
+	if server == none || client == none {
+		return "kv_layout", server.String(), client.String(), true
+	}
+	var e *kv.LayoutError
+	if errors.As(kv.Compatible(server, client), &e) {
+		return e.Field, e.Src, e.Dst, true
+	}
+	return "", "", "", false
 }
 
 // mismatchDetail is the text of a CodeMismatch.
 func mismatchDetail(field, serverValue, clientValue string) string {
-	return fmt.Sprintf("%s differs: the prefill worker has %q, the decode worker has %q", field, serverValue, clientValue)
+	why := ""
+	if field == "tp" {
+		why = "; one number of tensor-parallel ranks must be a multiple of the other, or the heads of a rank do not divide"
+	}
+	return fmt.Sprintf("%s differs: the prefill worker has %q, the decode worker has %q%s", field, serverValue, clientValue, why)
 }
 
 // Identity is who a worker is.
@@ -54,6 +80,8 @@ type Identity struct {
 	WorkerID string // for people: host:port of its HTTP side
 	Epoch    uint64 // random at process start: the generation of the worker
 	Fingerprint
+	// Shards is how the worker cuts up its KV; zero if its chunks are opaque blocks.
+	Shards kv.Shards
 }
 
 // NewEpoch makes the generation of a starting worker: random, never 0.
@@ -79,6 +107,9 @@ type Grant struct {
 	Chunks    []int         // exact bytes of each chunk as the decode side computed them
 	Digest    uint64        // of the prompt's tokens
 	Timeout   time.Duration // until the request's deadline, at the moment of sending
+	// Have is how many tokens of the prompt the decode side holds already; Chunks and Pages are
+	// for the rest.
+	Have int
 }
 
 // String is for logs.

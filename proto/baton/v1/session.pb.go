@@ -363,7 +363,9 @@ type Identity struct {
 	// epoch is drawn at random when the process starts; never 0.
 	Epoch uint64 `protobuf:"fixed64,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// fingerprint must be equal on both sides.
-	Fingerprint   *Fingerprint `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	Fingerprint *Fingerprint `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// shards is how the worker cuts up its KV; absent if its chunks are opaque blocks.
+	Shards        *Shards `protobuf:"bytes,4,opt,name=shards,proto3" json:"shards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -419,6 +421,132 @@ func (x *Identity) GetFingerprint() *Fingerprint {
 	return nil
 }
 
+func (x *Identity) GetShards() *Shards {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+// Shards is how a worker cuts up the KV of its model among ranks and pages. The model must be equal
+// on both sides, and one tp a multiple of the other; the rest may differ.
+type Shards struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// layers of the model.
+	Layers int64 `protobuf:"varint,1,opt,name=layers,proto3" json:"layers,omitempty"`
+	// kv_heads of a layer, before any slicing; 1 if latent.
+	KvHeads int64 `protobuf:"varint,2,opt,name=kv_heads,json=kvHeads,proto3" json:"kv_heads,omitempty"`
+	// head_dim is the elements of one head's K or V, or of the latent, at one token.
+	HeadDim int64 `protobuf:"varint,3,opt,name=head_dim,json=headDim,proto3" json:"head_dim,omitempty"`
+	// elem_bytes is the size of an element.
+	ElemBytes int64 `protobuf:"varint,4,opt,name=elem_bytes,json=elemBytes,proto3" json:"elem_bytes,omitempty"`
+	// latent: one compressed vector a token and layer (MLA) in place of K and V.
+	Latent bool `protobuf:"varint,5,opt,name=latent,proto3" json:"latent,omitempty"`
+	// tp is the number of ranks among which heads are divided.
+	Tp int64 `protobuf:"varint,6,opt,name=tp,proto3" json:"tp,omitempty"`
+	// pp is the number of ranks among which layers are divided.
+	Pp int64 `protobuf:"varint,7,opt,name=pp,proto3" json:"pp,omitempty"`
+	// page_tokens is the number of tokens in a page.
+	PageTokens int64 `protobuf:"varint,8,opt,name=page_tokens,json=pageTokens,proto3" json:"page_tokens,omitempty"`
+	// heads_first: a page is [head][token][dim], otherwise [token][head][dim].
+	HeadsFirst    bool `protobuf:"varint,9,opt,name=heads_first,json=headsFirst,proto3" json:"heads_first,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Shards) Reset() {
+	*x = Shards{}
+	mi := &file_proto_baton_v1_session_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Shards) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Shards) ProtoMessage() {}
+
+func (x *Shards) ProtoReflect() protoreflect.Message {
+	mi := &file_proto_baton_v1_session_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Shards.ProtoReflect.Descriptor instead.
+func (*Shards) Descriptor() ([]byte, []int) {
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Shards) GetLayers() int64 {
+	if x != nil {
+		return x.Layers
+	}
+	return 0
+}
+
+func (x *Shards) GetKvHeads() int64 {
+	if x != nil {
+		return x.KvHeads
+	}
+	return 0
+}
+
+func (x *Shards) GetHeadDim() int64 {
+	if x != nil {
+		return x.HeadDim
+	}
+	return 0
+}
+
+func (x *Shards) GetElemBytes() int64 {
+	if x != nil {
+		return x.ElemBytes
+	}
+	return 0
+}
+
+func (x *Shards) GetLatent() bool {
+	if x != nil {
+		return x.Latent
+	}
+	return false
+}
+
+func (x *Shards) GetTp() int64 {
+	if x != nil {
+		return x.Tp
+	}
+	return 0
+}
+
+func (x *Shards) GetPp() int64 {
+	if x != nil {
+		return x.Pp
+	}
+	return 0
+}
+
+func (x *Shards) GetPageTokens() int64 {
+	if x != nil {
+		return x.PageTokens
+	}
+	return 0
+}
+
+func (x *Shards) GetHeadsFirst() bool {
+	if x != nil {
+		return x.HeadsFirst
+	}
+	return false
+}
+
 // Fingerprint is what two workers must have in common to exchange KV. Each field is
 // compared as it is.
 type Fingerprint struct {
@@ -439,7 +567,7 @@ type Fingerprint struct {
 
 func (x *Fingerprint) Reset() {
 	*x = Fingerprint{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[3]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +579,7 @@ func (x *Fingerprint) String() string {
 func (*Fingerprint) ProtoMessage() {}
 
 func (x *Fingerprint) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[3]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +592,7 @@ func (x *Fingerprint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fingerprint.ProtoReflect.Descriptor instead.
 func (*Fingerprint) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{3}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Fingerprint) GetEngine() string {
@@ -521,7 +649,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[4]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -533,7 +661,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[4]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -546,7 +674,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{4}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -603,7 +731,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[5]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +743,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[5]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +756,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{5}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Descriptor) GetKind() string {
@@ -681,7 +809,7 @@ type HelloReply struct {
 
 func (x *HelloReply) Reset() {
 	*x = HelloReply{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[6]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +821,7 @@ func (x *HelloReply) String() string {
 func (*HelloReply) ProtoMessage() {}
 
 func (x *HelloReply) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[6]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +834,7 @@ func (x *HelloReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloReply.ProtoReflect.Descriptor instead.
 func (*HelloReply) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{6}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HelloReply) GetProtocolVersion() uint32 {
@@ -747,7 +875,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[7]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +887,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[7]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +900,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Refused) GetCause() *Cause {
@@ -823,14 +951,17 @@ type Grant struct {
 	Digest uint64 `protobuf:"fixed64,7,opt,name=digest,proto3" json:"digest,omitempty"`
 	// timeout_ns is the time to the request's deadline when this was sent, in
 	// nanoseconds; 0 if there is none.
-	TimeoutNs     int64 `protobuf:"varint,8,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"`
+	TimeoutNs int64 `protobuf:"varint,8,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"`
+	// have_tokens is how many tokens of the prompt the decode worker holds already; the
+	// chunks are those of the rest. 0 where either side has no shards.
+	HaveTokens    int64 `protobuf:"varint,9,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[8]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +973,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[8]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +986,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{8}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Grant) GetRoom() uint64 {
@@ -914,6 +1045,13 @@ func (x *Grant) GetTimeoutNs() int64 {
 	return 0
 }
 
+func (x *Grant) GetHaveTokens() int64 {
+	if x != nil {
+		return x.HaveTokens
+	}
+	return 0
+}
+
 // Abort ends a room from the decode side.
 type Abort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -931,7 +1069,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[9]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -943,7 +1081,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[9]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -956,7 +1094,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Abort) GetRoom() uint64 {
@@ -1002,7 +1140,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[10]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1014,7 +1152,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[10]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1027,7 +1165,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{10}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Failed) GetRoom() uint64 {
@@ -1066,7 +1204,7 @@ type AbortAck struct {
 
 func (x *AbortAck) Reset() {
 	*x = AbortAck{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[11]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1216,7 @@ func (x *AbortAck) String() string {
 func (*AbortAck) ProtoMessage() {}
 
 func (x *AbortAck) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[11]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1229,7 @@ func (x *AbortAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortAck.ProtoReflect.Descriptor instead.
 func (*AbortAck) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{11}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AbortAck) GetRoom() uint64 {
@@ -1127,7 +1265,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[12]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1277,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[12]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1290,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{12}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Ack) GetSeq() uint64 {
@@ -1171,7 +1309,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[13]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1321,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[13]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1334,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{13}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{14}
 }
 
 // Bye is the client's last message: it ends the session.
@@ -1210,7 +1348,7 @@ type Bye struct {
 
 func (x *Bye) Reset() {
 	*x = Bye{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[14]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1360,7 @@ func (x *Bye) String() string {
 func (*Bye) ProtoMessage() {}
 
 func (x *Bye) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[14]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1373,7 @@ func (x *Bye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bye.ProtoReflect.Descriptor instead.
 func (*Bye) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{14}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Bye) GetCause() *Cause {
@@ -1270,7 +1408,7 @@ type Cause struct {
 
 func (x *Cause) Reset() {
 	*x = Cause{}
-	mi := &file_proto_baton_v1_session_proto_msgTypes[15]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1282,7 +1420,7 @@ func (x *Cause) String() string {
 func (*Cause) ProtoMessage() {}
 
 func (x *Cause) ProtoReflect() protoreflect.Message {
-	mi := &file_proto_baton_v1_session_proto_msgTypes[15]
+	mi := &file_proto_baton_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1295,7 +1433,7 @@ func (x *Cause) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cause.ProtoReflect.Descriptor instead.
 func (*Cause) Descriptor() ([]byte, []int) {
-	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_proto_baton_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Cause) GetCode() string {
@@ -1377,11 +1515,25 @@ const file_proto_baton_v1_session_proto_rawDesc = "" +
 	"\tabort_ack\x18\x05 \x01(\v2\x12.baton.v1.AbortAckH\x00R\babortAck\x12!\n" +
 	"\x03ack\x18\x06 \x01(\v2\r.baton.v1.AckH\x00R\x03ack\x12$\n" +
 	"\x04ping\x18\a \x01(\v2\x0e.baton.v1.PingH\x00R\x04pingB\x06\n" +
-	"\x04body\"v\n" +
+	"\x04body\"\xa0\x01\n" +
 	"\bIdentity\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x06R\x05epoch\x127\n" +
-	"\vfingerprint\x18\x03 \x01(\v2\x15.baton.v1.FingerprintR\vfingerprint\"\xa6\x01\n" +
+	"\vfingerprint\x18\x03 \x01(\v2\x15.baton.v1.FingerprintR\vfingerprint\x12(\n" +
+	"\x06shards\x18\x04 \x01(\v2\x10.baton.v1.ShardsR\x06shards\"\xef\x01\n" +
+	"\x06Shards\x12\x16\n" +
+	"\x06layers\x18\x01 \x01(\x03R\x06layers\x12\x19\n" +
+	"\bkv_heads\x18\x02 \x01(\x03R\akvHeads\x12\x19\n" +
+	"\bhead_dim\x18\x03 \x01(\x03R\aheadDim\x12\x1d\n" +
+	"\n" +
+	"elem_bytes\x18\x04 \x01(\x03R\telemBytes\x12\x16\n" +
+	"\x06latent\x18\x05 \x01(\bR\x06latent\x12\x0e\n" +
+	"\x02tp\x18\x06 \x01(\x03R\x02tp\x12\x0e\n" +
+	"\x02pp\x18\a \x01(\x03R\x02pp\x12\x1f\n" +
+	"\vpage_tokens\x18\b \x01(\x03R\n" +
+	"pageTokens\x12\x1f\n" +
+	"\vheads_first\x18\t \x01(\bR\n" +
+	"headsFirst\"\xa6\x01\n" +
 	"\vFingerprint\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12!\n" +
 	"\fmodel_digest\x18\x02 \x01(\tR\vmodelDigest\x12\x1b\n" +
@@ -1414,7 +1566,7 @@ const file_proto_baton_v1_session_proto_rawDesc = "" +
 	"\x05cause\x18\x01 \x01(\v2\x0f.baton.v1.CauseR\x05cause\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12!\n" +
 	"\fserver_value\x18\x03 \x01(\tR\vserverValue\x12!\n" +
-	"\fclient_value\x18\x04 \x01(\tR\vclientValue\"\xda\x01\n" +
+	"\fclient_value\x18\x04 \x01(\tR\vclientValue\"\xfb\x01\n" +
 	"\x05Grant\x12\x12\n" +
 	"\x04room\x18\x01 \x01(\x04R\x04room\x12\x1e\n" +
 	"\n" +
@@ -1427,7 +1579,9 @@ const file_proto_baton_v1_session_proto_rawDesc = "" +
 	"\x06chunks\x18\x06 \x03(\x03R\x06chunks\x12\x16\n" +
 	"\x06digest\x18\a \x01(\x06R\x06digest\x12\x1d\n" +
 	"\n" +
-	"timeout_ns\x18\b \x01(\x03R\ttimeoutNs\"}\n" +
+	"timeout_ns\x18\b \x01(\x03R\ttimeoutNs\x12\x1f\n" +
+	"\vhave_tokens\x18\t \x01(\x03R\n" +
+	"haveTokens\"}\n" +
 	"\x05Abort\x12\x12\n" +
 	"\x04room\x18\x01 \x01(\x04R\x04room\x12\x1e\n" +
 	"\n" +
@@ -1478,55 +1632,57 @@ func file_proto_baton_v1_session_proto_rawDescGZIP() []byte {
 	return file_proto_baton_v1_session_proto_rawDescData
 }
 
-var file_proto_baton_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_proto_baton_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_proto_baton_v1_session_proto_goTypes = []any{
 	(*ClientMessage)(nil), // 0: baton.v1.ClientMessage
 	(*ServerMessage)(nil), // 1: baton.v1.ServerMessage
 	(*Identity)(nil),      // 2: baton.v1.Identity
-	(*Fingerprint)(nil),   // 3: baton.v1.Fingerprint
-	(*Hello)(nil),         // 4: baton.v1.Hello
-	(*Descriptor)(nil),    // 5: baton.v1.Descriptor
-	(*HelloReply)(nil),    // 6: baton.v1.HelloReply
-	(*Refused)(nil),       // 7: baton.v1.Refused
-	(*Grant)(nil),         // 8: baton.v1.Grant
-	(*Abort)(nil),         // 9: baton.v1.Abort
-	(*Failed)(nil),        // 10: baton.v1.Failed
-	(*AbortAck)(nil),      // 11: baton.v1.AbortAck
-	(*Ack)(nil),           // 12: baton.v1.Ack
-	(*Ping)(nil),          // 13: baton.v1.Ping
-	(*Bye)(nil),           // 14: baton.v1.Bye
-	(*Cause)(nil),         // 15: baton.v1.Cause
-	nil,                   // 16: baton.v1.Descriptor.MetaEntry
+	(*Shards)(nil),        // 3: baton.v1.Shards
+	(*Fingerprint)(nil),   // 4: baton.v1.Fingerprint
+	(*Hello)(nil),         // 5: baton.v1.Hello
+	(*Descriptor)(nil),    // 6: baton.v1.Descriptor
+	(*HelloReply)(nil),    // 7: baton.v1.HelloReply
+	(*Refused)(nil),       // 8: baton.v1.Refused
+	(*Grant)(nil),         // 9: baton.v1.Grant
+	(*Abort)(nil),         // 10: baton.v1.Abort
+	(*Failed)(nil),        // 11: baton.v1.Failed
+	(*AbortAck)(nil),      // 12: baton.v1.AbortAck
+	(*Ack)(nil),           // 13: baton.v1.Ack
+	(*Ping)(nil),          // 14: baton.v1.Ping
+	(*Bye)(nil),           // 15: baton.v1.Bye
+	(*Cause)(nil),         // 16: baton.v1.Cause
+	nil,                   // 17: baton.v1.Descriptor.MetaEntry
 }
 var file_proto_baton_v1_session_proto_depIdxs = []int32{
-	4,  // 0: baton.v1.ClientMessage.hello:type_name -> baton.v1.Hello
-	8,  // 1: baton.v1.ClientMessage.grant:type_name -> baton.v1.Grant
-	9,  // 2: baton.v1.ClientMessage.abort:type_name -> baton.v1.Abort
-	12, // 3: baton.v1.ClientMessage.ack:type_name -> baton.v1.Ack
-	13, // 4: baton.v1.ClientMessage.ping:type_name -> baton.v1.Ping
-	14, // 5: baton.v1.ClientMessage.bye:type_name -> baton.v1.Bye
-	6,  // 6: baton.v1.ServerMessage.hello_reply:type_name -> baton.v1.HelloReply
-	7,  // 7: baton.v1.ServerMessage.refused:type_name -> baton.v1.Refused
-	10, // 8: baton.v1.ServerMessage.failed:type_name -> baton.v1.Failed
-	11, // 9: baton.v1.ServerMessage.abort_ack:type_name -> baton.v1.AbortAck
-	12, // 10: baton.v1.ServerMessage.ack:type_name -> baton.v1.Ack
-	13, // 11: baton.v1.ServerMessage.ping:type_name -> baton.v1.Ping
-	3,  // 12: baton.v1.Identity.fingerprint:type_name -> baton.v1.Fingerprint
-	2,  // 13: baton.v1.Hello.identity:type_name -> baton.v1.Identity
-	5,  // 14: baton.v1.Hello.offers:type_name -> baton.v1.Descriptor
-	16, // 15: baton.v1.Descriptor.meta:type_name -> baton.v1.Descriptor.MetaEntry
-	2,  // 16: baton.v1.HelloReply.identity:type_name -> baton.v1.Identity
-	15, // 17: baton.v1.Refused.cause:type_name -> baton.v1.Cause
-	15, // 18: baton.v1.Abort.cause:type_name -> baton.v1.Cause
-	15, // 19: baton.v1.Failed.cause:type_name -> baton.v1.Cause
-	15, // 20: baton.v1.Bye.cause:type_name -> baton.v1.Cause
-	0,  // 21: baton.v1.Session.Connect:input_type -> baton.v1.ClientMessage
-	1,  // 22: baton.v1.Session.Connect:output_type -> baton.v1.ServerMessage
-	22, // [22:23] is the sub-list for method output_type
-	21, // [21:22] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	5,  // 0: baton.v1.ClientMessage.hello:type_name -> baton.v1.Hello
+	9,  // 1: baton.v1.ClientMessage.grant:type_name -> baton.v1.Grant
+	10, // 2: baton.v1.ClientMessage.abort:type_name -> baton.v1.Abort
+	13, // 3: baton.v1.ClientMessage.ack:type_name -> baton.v1.Ack
+	14, // 4: baton.v1.ClientMessage.ping:type_name -> baton.v1.Ping
+	15, // 5: baton.v1.ClientMessage.bye:type_name -> baton.v1.Bye
+	7,  // 6: baton.v1.ServerMessage.hello_reply:type_name -> baton.v1.HelloReply
+	8,  // 7: baton.v1.ServerMessage.refused:type_name -> baton.v1.Refused
+	11, // 8: baton.v1.ServerMessage.failed:type_name -> baton.v1.Failed
+	12, // 9: baton.v1.ServerMessage.abort_ack:type_name -> baton.v1.AbortAck
+	13, // 10: baton.v1.ServerMessage.ack:type_name -> baton.v1.Ack
+	14, // 11: baton.v1.ServerMessage.ping:type_name -> baton.v1.Ping
+	4,  // 12: baton.v1.Identity.fingerprint:type_name -> baton.v1.Fingerprint
+	3,  // 13: baton.v1.Identity.shards:type_name -> baton.v1.Shards
+	2,  // 14: baton.v1.Hello.identity:type_name -> baton.v1.Identity
+	6,  // 15: baton.v1.Hello.offers:type_name -> baton.v1.Descriptor
+	17, // 16: baton.v1.Descriptor.meta:type_name -> baton.v1.Descriptor.MetaEntry
+	2,  // 17: baton.v1.HelloReply.identity:type_name -> baton.v1.Identity
+	16, // 18: baton.v1.Refused.cause:type_name -> baton.v1.Cause
+	16, // 19: baton.v1.Abort.cause:type_name -> baton.v1.Cause
+	16, // 20: baton.v1.Failed.cause:type_name -> baton.v1.Cause
+	16, // 21: baton.v1.Bye.cause:type_name -> baton.v1.Cause
+	0,  // 22: baton.v1.Session.Connect:input_type -> baton.v1.ClientMessage
+	1,  // 23: baton.v1.Session.Connect:output_type -> baton.v1.ServerMessage
+	23, // [23:24] is the sub-list for method output_type
+	22, // [22:23] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_proto_baton_v1_session_proto_init() }
@@ -1556,7 +1712,7 @@ func file_proto_baton_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_proto_baton_v1_session_proto_rawDesc), len(file_proto_baton_v1_session_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -165,27 +165,50 @@ func TestSortSpansRefuses(t *testing.T) {
 	}
 }
 
-func FuzzHeader(f *testing.F) {
+// FuzzMessages: what a decoder of one of the messages of fixed size accepts keeps its limits
+// and encodes to the same bytes again.
+func FuzzMessages(f *testing.F) {
 	for _, h := range goodHeaders {
 		var b [headerLen]byte
 		h.encode(b[:])
 		f.Add(b[:])
 	}
+	f.Add(appendAnswer(nil, answer{seq: 1, code: codeBounds}))
+	var hi [helloLen]byte
+	hello{session: 1<<63 + 5}.encode(&hi)
+	f.Add(hi[:])
+	for _, s := range []status{statusOK, statusBusy, 77} {
+		var b [welcomeLen]byte
+		s.encode(&b)
+		f.Add(b[:])
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) < headerLen {
-			return
+		var in [headerLen]byte
+		copy(in[:], b)
+		same := func(out []byte, v any) {
+			if !bytes.Equal(out, in[:len(out)]) {
+				t.Fatalf("%x decodes to %+v, which encodes as %x", in[:len(out)], v, out)
+			}
 		}
 		var h header
-		if h.decode(b) != nil {
-			return
+		if h.decode(in[:]) == nil {
+			if h.payload > maxFrame || h.segments < 0 || h.segments > maxSegments || h.notifyN > transfer.MaxNotify {
+				t.Fatalf("limits not kept: %+v", h)
+			}
+			var again [headerLen]byte
+			h.encode(again[:])
+			same(again[:], h)
 		}
-		if h.payload > maxFrame || h.segments < 0 || h.segments > maxSegments || h.notifyN > transfer.MaxNotify {
-			t.Fatalf("limits not kept: %+v", h)
+		if a, err := decodeAnswer(in[:]); err == nil {
+			same(appendAnswer(nil, a), a)
 		}
-		var again [headerLen]byte
-		h.encode(again[:])
-		if !bytes.Equal(again[:], b[:headerLen]) {
-			t.Fatalf("%x decodes to %+v, which encodes as %x", b[:headerLen], h, again)
+		if hi, err := decodeHello((*[helloLen]byte)(in[:])); err == nil {
+			var again [helloLen]byte
+			hi.encode(&again)
+			same(again[:], hi)
+		}
+		if st, err := decodeWelcome((*[welcomeLen]byte)(in[:])); err == nil && (st == statusOK) != (st.err() == nil) {
+			t.Fatalf("status %d means %v", st, st.err())
 		}
 	})
 }
@@ -213,19 +236,6 @@ func FuzzTable(f *testing.F) {
 			if contains(spans, s) && (s.Off > 32 || s.Len > 32 || s.Off+s.Len > 32) {
 				t.Fatalf("%v is not inside %v", s, spans)
 			}
-		}
-	})
-}
-
-func FuzzAnswer(f *testing.F) {
-	f.Add(appendAnswer(nil, answer{seq: 1, code: codeBounds}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if len(b) < answerLen {
-			return
-		}
-		a, err := decodeAnswer(b)
-		if err == nil && !bytes.Equal(appendAnswer(nil, a), b[:answerLen]) {
-			t.Fatalf("%x decodes to %+v", b[:answerLen], a)
 		}
 	})
 }

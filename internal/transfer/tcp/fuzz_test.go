@@ -2,6 +2,8 @@ package tcp
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -48,6 +50,76 @@ func FuzzStream(f *testing.F) {
 		}
 		if !bytes.Equal(p.mem[:64], make([]byte, 64)) || !bytes.Equal(p.mem[128:], make([]byte, 128)) {
 			t.Fatal("stored outside the grant")
+		}
+	})
+}
+
+// FuzzSource lets a target say anything, from its welcome on. Each write of the source ends
+// once, and well only if the target said so.
+func FuzzSource(f *testing.F) {
+	var ok [welcomeLen]byte
+	statusOK.encode(&ok)
+	good := append(ok[:], appendAnswer(appendAnswer(nil, answer{seq: 1}), answer{seq: 2, code: codeGrant})...)
+	f.Add(good)
+	f.Add(good[:welcomeLen+answerLen+3])
+	f.Add(append(ok[:], appendAnswer(nil, answer{seq: 2})...))
+	f.Add(append(ok[:], appendAnswer(nil, answer{seq: 1, code: 99})...))
+	statusBusy.encode(&ok)
+	f.Add(ok[:])
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = ln.Close() })
+	tr, src := New(Config{Handshake: patience}), make([]byte, 8)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			defer nc.Close()
+			_ = nc.SetDeadline(time.Now().Add(patience))
+			_, _ = io.ReadFull(nc, make([]byte, helloLen))
+			_, _ = nc.Write(b[:min(len(b), welcomeLen)])
+			if len(b) > welcomeLen { // answers come when there is something to answer
+				_, _ = io.ReadFull(nc, make([]byte, 2*(headerLen+entryLen+len(src))))
+				_, _ = nc.Write(b[welcomeLen:])
+			}
+			_ = nc.(*net.TCPConn).CloseWrite()
+			_, _ = io.Copy(io.Discard, nc)
+		}()
+		defer func() { <-ended }()
+		peer, err := tr.Dial(context.Background(), transfer.Descriptor{Kind: "tcp", Addr: ln.Addr().String()}, 1)
+		if err != nil {
+			return
+		}
+		type verdict struct {
+			seq uint64
+			err error
+		}
+		verdicts := make(chan verdict, 4)
+		for seq := range uint64(2) {
+			done := func(err error) { verdicts <- verdict{seq + 1, err} }
+			if peer.Post(transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: src}}, Done: done}) != nil {
+				done(transfer.ErrPeerLost)
+			}
+		}
+		recv(t, peer.Down(), "the end of the connection")
+		if err := peer.Err(); !errors.Is(err, transfer.ErrPeerLost) {
+			t.Errorf("ended with %v", err)
+		}
+		_ = peer.Close()
+		if len(verdicts) != 2 {
+			t.Fatalf("%d verdicts of 2 writes", len(verdicts))
+		}
+		for range 2 {
+			v := <-verdicts
+			if v.err == nil && !bytes.Contains(b, appendAnswer(nil, answer{seq: v.seq})) {
+				t.Fatalf("write %d completed, which the target never said", v.seq)
+			}
 		}
 	})
 }

@@ -56,6 +56,8 @@ type options struct {
 	handler  func(*hub.Senders) session.ServerHandler // nil: the senders themselves
 	wrap     func(transfer.Transport) transfer.Transport
 	metrics  prometheus.Registerer // of the decode side
+	over     transfer.Transport    // nil: mem; others get pools that processes can map
+	ttl      time.Duration         // of tombstones; default a minute
 }
 
 func newWorld(t *testing.T, o options) *world {
@@ -70,25 +72,29 @@ func newWorld(t *testing.T, o options) *world {
 	if o.unfenced {
 		text += "\nrevoke unfenced"
 	}
+	ttl := cmp.Or(o.ttl, time.Minute)
 	w := &world{t: t, rules: fault.MustParse(text)}
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	pool := func(name string, pages int) *kv.Pool {
-		p, err := kv.Open(kv.Config{Name: name, PageBytes: pageBytes, Pages: pages, Plain: true, Poison: true, Log: log})
+		p, err := kv.Open(kv.Config{Name: name, PageBytes: pageBytes, Pages: pages, Plain: o.over == nil, Poison: true, Log: log})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return p
 	}
 	w.staging, w.landing = pool("staging", cmp.Or(o.staging, o.pages)), pool("landing", o.pages)
-	tr := fault.Wrap(mem.New(mem.NewRegistry()), w.rules)
+	if o.over == nil {
+		o.over = mem.New(mem.NewRegistry())
+	}
+	tr := fault.Wrap(o.over, w.rules)
 	if o.wrap != nil {
 		tr = o.wrap(tr)
 	}
 	w.senders = hub.NewSenders(hub.SendersConfig{Staging: w.staging, BootstrapTimeout: o.bounds, WaitingTimeout: o.bounds,
-		TransferTimeout: o.bounds, ParkTimeout: o.bounds, TombstoneTTL: time.Minute, Log: log})
+		TransferTimeout: o.bounds, ParkTimeout: o.bounds, TombstoneTTL: ttl, Log: log})
 	var err error
 	w.receivers, err = hub.NewReceivers(hub.ReceiversConfig{Pool: w.landing, Transports: []transfer.Transport{tr}, BootstrapTimeout: o.bounds,
-		WaitingTimeout: o.bounds, TransferTimeout: o.bounds, TombstoneTTL: time.Minute, Log: log, Registerer: o.metrics})
+		WaitingTimeout: o.bounds, TransferTimeout: o.bounds, TombstoneTTL: ttl, Log: log, Registerer: o.metrics})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,6 +38,7 @@
 //	                                      completion or the notification is lost
 //	error    post, done, dial             fails, also error="text"; errors.Is ErrInjected
 //	busy     post                         Post answers transfer.ErrBusy
+//	corrupt  post                         one byte of the payload arrives changed
 //	unfenced revoke                       Revoke says false although it fences; Revoked
 //	                                      follows with until= or for=, else never
 //

@@ -340,6 +340,29 @@ func TestHalfway(t *testing.T) {
 	}
 }
 
+// TestCorrupt: one byte arrives changed, the source keeps its own.
+func TestCorrupt(t *testing.T) {
+	p := open(t, "post nth=1 corrupt")
+	done := make(chan error, 1)
+	src := []byte{1, 1, 1, 1}
+	err := p.peer.Post(transfer.Write{
+		Grant: 1, Key: room.Key{Room: 7}, Notify: []byte("end"), Done: func(err error) { done <- err },
+		Segments: []transfer.Segment{{Off: 0}, {Off: 8, Src: src}, {Off: 20, Src: src}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ok(t, done)
+	if want := []byte{1, 1, 0x11, 1}; !bytes.Equal(p.mem[8:12], want) || !bytes.Equal(p.mem[20:24], src) {
+		t.Errorf("arrived %v and %v, want %v and %v", p.mem[8:12], p.mem[20:24], want, src)
+	}
+	if !bytes.Equal(src, []byte{1, 1, 1, 1}) {
+		t.Errorf("the source's own bytes are %v", src)
+	}
+	ok(t, p.must(7, 0, 1))
+	p.bytes(0, 4, 1)
+}
+
 // TestHalfwayAfterRevoke: the second half of a revoked grant is refused.
 func TestHalfwayAfterRevoke(t *testing.T) {
 	p := open(t, "post nth=1 halfway until=go")

@@ -14,7 +14,7 @@ import (
 
 // actionsOf says which actions an operation knows; see the package comment.
 var actionsOf = map[op][]action{
-	opPost:   {actStall, actHalfway, actDrop, actError, actBusy},
+	opPost:   {actStall, actHalfway, actDrop, actError, actBusy, actCorrupt},
 	opDone:   {actHold, actDrop, actError},
 	opLanded: {actStall, actDrop},
 	opFenced: {actStall},

@@ -36,7 +36,10 @@ func (p *peer) Post(w transfer.Write) error {
 	w.Done = p.completion(done, w.Done)
 	var run func()
 	switch post.action() {
-	case "":
+	case "", actCorrupt:
+		if post.action() == actCorrupt {
+			w.Segments = damaged(w.Segments)
+		}
 		err := p.Peer.Post(w)
 		if err != nil {
 			p.rules.undo(post, done)
@@ -142,6 +145,20 @@ func (p *peer) halfway(u *rule, w transfer.Write) {
 	}
 	w.Segments = rest
 	p.forward(w)
+}
+
+// damaged is segs with one byte changed, the middle one of the first that has any. The source's
+// own memory stays as it is.
+func damaged(segs []transfer.Segment) []transfer.Segment {
+	out := append([]transfer.Segment(nil), segs...)
+	for i, s := range out {
+		if len(s.Src) > 0 {
+			out[i].Src = append([]byte(nil), s.Src...)
+			out[i].Src[len(s.Src)/2] ^= 0x10
+			break
+		}
+	}
+	return out
 }
 
 // cut splits segments at the middle of their bytes.

@@ -46,6 +46,7 @@ const (
 	actDrop     action = "drop"
 	actError    action = "error"
 	actBusy     action = "busy"
+	actCorrupt  action = "corrupt"
 	actUnfenced action = "unfenced"
 )
 

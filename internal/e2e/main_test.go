@@ -74,6 +74,9 @@ func start(t *testing.T, c stack.Config) *stack.Stack {
 	}
 	t.Cleanup(func() {
 		s.Close()
+		if c.TraceDir != "" {
+			checkTraces(t, s)
+		}
 		if t.Failed() {
 			for _, p := range s.All() {
 				out := p.Output()

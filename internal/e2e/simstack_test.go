@@ -54,7 +54,7 @@ func startSim(t *testing.T, c simSetup) (*stack.Stack, simModel) {
 		}
 		pre = append([]string{"--fault", file}, pre...)
 	}
-	s := start(t, stack.Config{Binary: binaryRace, Prefill: max(c.prefills, 1), Decode: 1, Args: append(args, c.args...),
+	s := start(t, stack.Config{Binary: binaryRace, Prefill: max(c.prefills, 1), Decode: 1, Args: append(args, c.args...), TraceDir: t.TempDir(),
 		PrefillArgs: pre, DecodeArgs: c.decode, RouterArgs: c.router})
 	return s, simModel(cfg)
 }

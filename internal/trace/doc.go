@@ -1,6 +1,6 @@
 // Package trace records what happens to the rooms of a worker ([Writer], `--room-trace
 // FILE`) and checks such a record against the machines it should have come from
-// (Check, `baton race --check-trace FILE`).
+// ([Check], `baton race --check-trace FILE`).
 //
 // # Format
 //
@@ -29,5 +29,5 @@
 // outstanding writes, pages are freed once and with a proof, a forgotten room changes no
 // more. Rooms end by their deadlines, keys are not reused early, nothing is live at the end.
 // With the traces of both sides, what one worker heard must have happened at the other
-// before.
+// before: see [Check].
 package trace

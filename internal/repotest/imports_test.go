@@ -51,6 +51,7 @@ internal/config:
 internal/supervise:                    golang.org/x/sys
 internal/setup:                        internal/dynlib internal/dynlib/needffi
 internal/stack:                        internal/kv
+internal/chaos:                        internal/chaos/wire internal/stack internal/trace internal/openai internal/engine internal/engine/sim internal/room
 internal/chaos/wire:                   golang.org/x/sys go.uber.org/goleak
 internal/bench:                        internal/room openai-go
 internal/bench/kvbench:                internal/transfer internal/kv internal/room golang.org/x/sys

@@ -16,11 +16,12 @@ import (
 // valid UTF-8, and every stream is closed.
 func FuzzServe(f *testing.F) {
 	for _, ep := range endpoints {
-		f.Add(ep.path, "", []byte(ep.body+`}`))
-		f.Add(ep.path, "50", []byte(ep.body+`,"stream":true,"n":2}`))
+		f.Add("POST", ep.path, "", "", "", []byte(ep.body+`}`))
+		f.Add("POST", ep.path, "50", "r-1", "identity", []byte(ep.body+`,"stream":true,"n":2}`))
 	}
-	f.Add("/abort_request", "", []byte(`{"rid":"a"}`))
-	f.Add("/v1/models/x", "", []byte(nil))
+	f.Add("POST", "/abort_request", "", "\xff", "gzip", []byte(`{"rid":"a"}`))
+	f.Add("GET", "/v1/models/x", "1e3", strings.Repeat("x", 300), "", []byte(nil))
+	f.Add("HEAD", "/health_generate", "-1", "", "", []byte(nil))
 	fake := &fakeSched{script: func(r *sched.Request) ([]step, error) {
 		if len(r.Prompt)%3 == 0 {
 			return []step{{err: brokenTransfer()}}, nil
@@ -28,10 +29,10 @@ func FuzzServe(f *testing.F) {
 		return hello(r)
 	}}
 	h := New(Config{Role: RoleDecode, Scheduler: fake, Tokenizer: fakeTokenizer{}, Info: testInfo, AllowLocal: true})
-	f.Fuzz(func(t *testing.T, path, timeout string, body []byte) {
+	f.Fuzz(func(t *testing.T, method, path, timeout, id, encoding string, body []byte) {
 		req := httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body))
-		req.URL.Path = path
-		req.Header[HeaderTimeout] = []string{timeout}
+		req.Method, req.URL.Path = method, path
+		req.Header[HeaderTimeout], req.Header["X-Request-Id"], req.Header["Content-Encoding"] = []string{timeout}, []string{id}, []string{encoding}
 		rec := httptest.NewRecorder()
 		h.ServeHTTP(rec, req)
 		out := rec.Body.String()

@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"errors"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -11,14 +12,20 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 )
 
-// fuzzParse checks what must hold of any body: no panic; a refusal is a 4xx whose body is
-// valid JSON; an accepted one is JSON to encoding/json too and within every bound.
-func fuzzParse(f *testing.F, kind Kind, seeds ...string) {
-	for _, s := range append(seeds, minimal[kind]+"}") {
-		f.Add([]byte(s))
+// FuzzParse: what must hold of any body: no panic; a refusal is a 400 whose body is valid JSON; an
+// accepted one is JSON to encoding/json too and within every bound.
+func FuzzParse(f *testing.F) {
+	for kind, fields := range map[Kind][]string{
+		KindChat:       {minimal[KindChat] + "}", `{"messages":[{"role":"user","content":[{"type":"text","text":"\ud83c\udf89"}]}],"n":2,"logit_bias":{"1":2}}`},
+		KindCompletion: {minimal[KindCompletion] + "}", `{"prompt":[[1,2],[3]],"bootstrap_room":[1,2],"stop":["a"]}`, `{"prompt":["a"],"logprobs":3}`},
+		KindGenerate:   {minimal[KindGenerate] + "}", `{"input_ids":[1],"sampling_params":{"temperature":0.1e1,"stop":"x"},"bootstrap_port":[null],"bootstrap_room":7}`},
+	} {
+		for _, s := range fields {
+			f.Add(byte(kind), []byte(s))
+		}
 	}
-	f.Fuzz(func(t *testing.T, body []byte) {
-		r, err := Parse(kind, body)
+	f.Fuzz(func(t *testing.T, k byte, body []byte) {
+		r, err := Parse(Kind(1+(k+2)%3), body) // 1, 2 and 3 stay
 		if err != nil {
 			var e *Error
 			if !errors.As(err, &e) || e.Status != 400 || !json.Valid(e.Body()) || !utf8.Valid(e.Body()) {
@@ -50,16 +57,49 @@ func fuzzParse(f *testing.F, kind Kind, seeds ...string) {
 	})
 }
 
-func FuzzParseChat(f *testing.F) {
-	fuzzParse(f, KindChat, `{"messages":[{"role":"user","content":[{"type":"text","text":"\ud83c\udf89"}]}],"n":2,"logit_bias":{"1":2}}`)
+// FuzzMembers holds the scanner against encoding/json: what it accepts has the same members, and
+// what it refuses is refused there too, or is one of the things that are stricter here.
+func FuzzMembers(f *testing.F) {
+	for _, s := range []string{
+		`{"a":1,"b":[{}, null, true, -0.5e+3],"c":{"d":"\u00e9\ud83c\udf89\n"}}`, ` {"":""} `, `{"a":1,"a":2}`, `{"\u0061":1,"a":2}`,
+		`{"a":"\u0000"}`, `{"a":"\ud83c"}`, `{"a":01}`, `{"a":1}x`, `{"a":` + strings.Repeat("[", 40) + strings.Repeat("]", 40) + `}`, "{\"a\":\"\xff\"}", `[]`,
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		got, err := Members(body)
+		var want map[string]json.RawMessage
+		werr := json.Unmarshal(body, &want)
+		switch {
+		case err == nil && (werr != nil || len(got) != len(want)):
+			t.Fatalf("%q: %d members, encoding/json says %d, %v", body, len(got), len(want), werr)
+		case err == nil:
+			for k, v := range got {
+				if string(v) != string(want[k]) {
+					t.Fatalf("%q: member %q is %s, encoding/json says %s", body, k, v, want[k])
+				}
+				if elems, ok := Elements(v, 3); ok && len(elems) > 4 {
+					t.Fatalf("%d elements", len(elems))
+				}
+			}
+			again, err := Rewrite(body, Field{Name: "rid", Value: "x"})
+			if err != nil || !json.Valid(again) {
+				t.Fatalf("rewritten as %q: %v", again, err)
+			}
+		case werr == nil && want != nil && !stricter(err.Error()):
+			t.Fatalf("%q is refused: %v", body, err)
+		}
+	})
 }
 
-func FuzzParseCompletion(f *testing.F) {
-	fuzzParse(f, KindCompletion, `{"prompt":[[1,2],[3]],"bootstrap_room":[1,2],"stop":["a"]}`, `{"prompt":["a"],"logprobs":3}`)
-}
-
-func FuzzParseGenerate(f *testing.F) {
-	fuzzParse(f, KindGenerate, `{"input_ids":[1],"sampling_params":{"temperature":0.1e1,"stop":"x"},"bootstrap_port":[null],"bootstrap_room":7}`)
+// stricter reports whether a refusal is one of those that encoding/json does not know.
+func stricter(why string) bool {
+	for _, s := range []string{"duplicate name", "nested deeper", "NUL character", "lone surrogate", "not valid UTF-8", "with more than"} {
+		if strings.Contains(why, s) {
+			return true
+		}
+	}
+	return false
 }
 
 func FuzzParseAbort(f *testing.F) {
@@ -97,6 +137,41 @@ func FuzzEventReader(f *testing.F) {
 			}
 			if len(data) > 64 {
 				t.Fatalf("event of %d bytes", len(data))
+			}
+		}
+	})
+}
+
+var longNumber = regexp.MustCompile(`[0-9_]{5}`)
+
+// FuzzTemplate: a model's chat template, whatever it is, compiles or not, and renders or not, without a
+// panic, within its bounds, and with errors that are answers. What multiplies text is left out: its
+// memory is not bounded.
+func FuzzTemplate(f *testing.F) {
+	for _, s := range []string{
+		"{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+		"{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ loop.index }}{% endfor %}{{ ns.n }}",
+		"{{ raise_exception('no') }}", "{{ strftime_now('%Y') }}", "{{ messages | tojson }}", "{% macro a(x) %}{{ x }}{% endmacro %}{{ a('b') }}",
+		"{% for i in range(1000) %}{% for j in range(1000) %}x{% endfor %}{% endfor %}", "{{ messages[-1].content[1:] }}", "{% include 'x' %}", "{{",
+	} {
+		f.Add(s, "hi <EOS>")
+	}
+	f.Fuzz(func(t *testing.T, source, content string) {
+		if !utf8.ValidString(content) || strings.Contains(content, "\x00") || strings.ContainsAny(source, "*~") || longNumber.MatchString(source) {
+			return
+		}
+		tpl, err := NewTemplate(engine.Info{ChatTemplate: source, BOS: 1000, EOS: 1001}, byteTokenizer{specials: []string{"<BOS>", "<EOS>"}})
+		if err != nil {
+			return
+		}
+		text, err := tpl.Render([]Message{{"user", content}}, noon)
+		if err == nil && len(text) > bytesBase+bytesFactor*len(content) {
+			t.Fatalf("%d bytes", len(text))
+		}
+		if _, err = tpl.Prompt([]Message{{"user", content}}, noon); err != nil {
+			var e *Error
+			if !errors.As(err, &e) || e.Status != 400 || !json.Valid(e.Body()) {
+				t.Fatalf("refused with %v", err)
 			}
 		}
 	})

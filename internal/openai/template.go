@@ -11,7 +11,6 @@ import (
 	"github.com/nikolalohinski/gonja/v2/builtins"
 	"github.com/nikolalohinski/gonja/v2/config"
 	"github.com/nikolalohinski/gonja/v2/exec"
-	"github.com/nikolalohinski/gonja/v2/nodes"
 	"github.com/nikolalohinski/gonja/v2/parser"
 
 	"github.com/baton-pd/baton/internal/engine"
@@ -19,7 +18,9 @@ import (
 
 // Template is a model's chat template (Jinja, with the settings of Hugging Face's
 // renderer) and what is needed to tokenize its output safely. It is immutable and
-// safe for concurrent use. Rendering reads no file, and is bounded in steps and output.
+// safe for concurrent use. Rendering reads no file, and is bounded in steps, depth and output. It is
+// not bounded in memory: one expression can make a text of any length ('a' * 1000000000), and
+// so far the model's file is trusted.
 type Template struct {
 	source   string
 	compiled *exec.Template
@@ -33,11 +34,14 @@ type Template struct {
 var ErrNoTemplate = NewError(400, CodeInvalidValue, "messages",
 	"the model has no chat template; use /v1/completions")
 
-// Bounds of one rendering: control structures run and bytes written. They grow with
-// the chat, so that only a template that loops or multiplies meets them.
+// Bounds of one rendering: control structures run, rounds of loops, calls of macros, and bytes
+// written. They grow with the chat, so that only a template that loops or multiplies meets them.
 const (
 	stepsBase, stepsPerMessage = 20_000, 500
 	bytesBase, bytesFactor     = 1 << 20, 8
+	maxMacros                  = 50        // macros in one another, which live on the stack
+	maxSource                  = 128 << 10 // bytes
+	maxBrackets                = 500       // open at once in the source: the parser calls itself for each
 )
 
 // NewTemplate compiles info.ChatTemplate; ErrNoTemplate if there is none.
@@ -48,11 +52,32 @@ func NewTemplate(info engine.Info, tok engine.Tokenizer) (*Template, error) {
 	texts := tok.SpecialTexts()
 	t := &Template{source: info.ChatTemplate, specials: newSpecials(texts), bosToken: info.BOS, tok: tok}
 	t.bos, t.eos = textOf(info.BOS, texts, tok), textOf(info.EOS, texts, tok)
+	if n := len(info.ChatTemplate); n > maxSource {
+		return nil, fmt.Errorf("the model's chat template has %d bytes; at most %d", n, maxSource)
+	}
+	if brackets(info.ChatTemplate) > maxBrackets {
+		return nil, fmt.Errorf("the model's chat template opens more than %d brackets in one another", maxBrackets)
+	}
 	var err error
 	if t.compiled, err = compile(info.ChatTemplate); err != nil {
 		return nil, fmt.Errorf("compile the model's chat template: %w", err)
 	}
 	return t, nil
+}
+
+// brackets is the most that are open at once, those in text included.
+func brackets(source string) (most int) {
+	open := 0
+	for i := range len(source) {
+		switch source[i] {
+		case '(', '[', '{':
+			open++
+			most = max(most, open)
+		case ')', ']', '}':
+			open = max(0, open-1)
+		}
+	}
+	return most
 }
 
 // textOf finds the text of a special token: the tokenizer can only go from text to token.
@@ -143,7 +168,11 @@ func (t *Template) render(msgs []Message, now time.Time) (_ string, err error) {
 		"strftime_now": func(va *exec.VarArgs) (any, error) { return strftime(now.UTC(), va.First().String()) },
 		"range":        boundedRange,
 	})
-	if err := t.compiled.Execute(run, data); err != nil {
+	err = t.compiled.Execute(run, data)
+	if err == nil {
+		err = run.failed // a template can hide an error of its own, but not this one
+	}
+	if err != nil {
 		switch {
 		case run.raised != nil:
 			return "", invalid("messages", "the chat template refuses these messages: %v", run.raised)
@@ -166,6 +195,7 @@ func clipTo(s string, most int) string {
 // run is the budget and output of one rendering.
 type run struct {
 	steps, bytes   int
+	macros         int // being run in one another
 	out            bytes.Buffer
 	raised, failed error
 }
@@ -182,15 +212,6 @@ func (r *run) Write(p []byte) (int, error) {
 		return 0, errTooLong
 	}
 	return r.out.Write(p)
-}
-
-// step is called before each control structure.
-func (r *run) step() error {
-	if r.steps--; r.steps < 0 {
-		r.failed = errTooLong
-		return errTooLong
-	}
-	return nil
 }
 
 func compile(source string) (_ *exec.Template, err error) {
@@ -212,7 +233,10 @@ func environment() *exec.Environment {
 			structures[name] = counted(p)
 		}
 	}
-	for _, name := range []string{"macro", "raw", "with", "do", "break", "continue", "filter", "call"} {
+	if p, ok := builtins.ControlStructures.Get("macro"); ok {
+		structures["macro"] = counted(p)
+	}
+	for _, name := range []string{"raw", "with", "do", "break", "continue", "filter", "call"} {
 		if p, ok := builtins.ControlStructures.Get(name); ok {
 			structures[name] = p
 		}
@@ -229,34 +253,6 @@ func environment() *exec.Environment {
 		Context: exec.NewContext(globals), Filters: filters, Tests: builtins.Tests,
 		ControlStructures: exec.NewControlStructureSet(structures), Methods: builtins.Methods,
 	}
-}
-
-// counted makes a control structure pay a step each time it runs.
-func counted(p parser.ControlStructureParser) parser.ControlStructureParser {
-	return func(ps, args *parser.Parser) (nodes.ControlStructure, error) {
-		inner, err := p(ps, args)
-		if err != nil {
-			return nil, err
-		}
-		cs, ok := inner.(exec.ControlStructure)
-		if !ok {
-			return inner, nil
-		}
-		return &countedStructure{cs}, nil
-	}
-}
-
-type countedStructure struct{ exec.ControlStructure }
-
-func (c *countedStructure) Execute(r *exec.Renderer, block *nodes.ControlStructureBlock) error {
-	if v, ok := r.Environment.Context.Get(runKey); ok {
-		if run, ok := v.(*run); ok {
-			if err := run.step(); err != nil {
-				return err
-			}
-		}
-	}
-	return c.ControlStructure.Execute(r, block)
 }
 
 // oneSource is a loader that holds one template and refuses every other path.

@@ -205,6 +205,10 @@ func TestTemplatesThatFail(t *testing.T) {
 	for name, c := range map[string]struct{ source, says string }{
 		"raise":         {"{{ raise_exception('no ' ~ messages[0].role) }}", "refuses these messages: no user"},
 		"nested loops":  {"{% for a in range(10000) %}{% for b in range(10000) %}{% set c = b %}{% endfor %}{% endfor %}", "bounds"},
+		"bare loops":    {"{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}", "bounds"},
+		"filtered loop": {"{% for a in range(10000) %}{% for b in range(10000) if false %}{% endfor %}{% endfor %}", "bounds"},
+		"macro itself":  {"{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "too deep"},
+		"hidden depth":  {"{% macro a() %}{{ a() | default('x') }}{% endmacro %}{{ a() }}", "too deep"},
 		"much output":   {"{% for a in range(10000) %}{{ messages[0].content * 1000 }}{% endfor %}", "bounds"},
 		"huge range":    {"{% for a in range(1000000000) %}{% endfor %}", "range"},
 		"range of text": {"{{ range('x') }}", "whole numbers"},
@@ -225,6 +229,8 @@ func TestTemplatesThatFail(t *testing.T) {
 func TestTemplatesThatDoNotCompile(t *testing.T) {
 	for _, source := range []string{
 		"{% for %}", "{{ ", "{% include '/etc/passwd' %}", "{% import 'x' as y %}", "{% extends 'x' %}", "{% endfor %}", "{% unknown_tag %}",
+		"{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ " + strings.Repeat("(", 1000) + "1" + strings.Repeat(")", 1000) + " }}",
+		"{{ 1 }}" + strings.Repeat(" ", maxSource),
 	} {
 		if tpl, err := NewTemplate(engine.Info{ChatTemplate: source, BOS: -1, EOS: -1}, byteTokenizer{}); err == nil {
 			out, err := tpl.Render([]Message{{"user", "x"}}, noon)

@@ -17,12 +17,14 @@ import (
 const graph = `
 internal/room:
 internal/model/explore:
+internal/model/legacy:                 internal/model/explore internal/room
 internal/kv:                           prometheus golang.org/x/sys
 internal/transfer:                     internal/room
 internal/transfer/postq:               internal/transfer
 internal/transfer/mem:                 internal/transfer
 internal/transfer/tcp:                 internal/transfer internal/transfer/postq internal/room golang.org/x/sys
 internal/transfer/shm:                 internal/transfer internal/transfer/postq internal/room golang.org/x/sys
+internal/transfer/nixl:                internal/transfer internal/room internal/dynlib purego golang.org/x/sys
 internal/transfer/fault:               internal/transfer internal/room
 internal/transfer/meter:               internal/transfer prometheus
 internal/transfer/transfertest:        internal/transfer internal/room internal/kv go.uber.org/goleak
@@ -175,7 +177,7 @@ func TestGraphPointsDown(t *testing.T) {
 	for pkg := range rules {
 		visit(pkg, nil)
 	}
-	transports := []string{"internal/transfer/mem", "internal/transfer/tcp", "internal/transfer/shm"}
+	transports := []string{"internal/transfer/mem", "internal/transfer/tcp", "internal/transfer/shm", "internal/transfer/nixl"}
 	for _, a := range transports {
 		for _, b := range transports {
 			if slices.Contains(rules[a], b) {

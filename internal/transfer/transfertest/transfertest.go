@@ -42,6 +42,9 @@ type Options struct {
 	Memory func(t *testing.T, n int) transfer.Memory
 	// Caps that the transport must report and keep.
 	Caps transfer.Caps
+	// FencesSessions: CloseSession fences also a writer that is stopped, as with Caps.Fences,
+	// although Revoke alone does not.
+	FencesSessions bool
 	// KillPeer: the transport reaches other processes, so the tests of a killed and
 	// of a stopped writer run. The test binary must call Main.
 	KillPeer bool

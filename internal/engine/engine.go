@@ -10,6 +10,8 @@ package engine
 import (
 	"context"
 	"errors"
+
+	"github.com/baton-pd/baton/internal/kv"
 )
 
 // Token is a vocabulary index.
@@ -26,6 +28,10 @@ type Info struct {
 	KVLayout    string // e.g. "layers=30 k=f16x192 v=f16x192 vtrans=0"
 	Attention   string // e.g. "flash=1 unified=1"
 	ChunkTokens int    // prompt tokens a chunk; the last chunk of a prompt may be shorter
+	// Shards is zero where an exported chunk is an opaque block that only an equal worker can read. Otherwise
+	// a chunk is the pages of all ranks (kv.Shards.ChunkBytes tells their number and order), each part of
+	// Export and Import is one page, and a worker with other ranks or pages can read it once it is laid anew.
+	Shards kv.Shards
 
 	ModelName    string // as shown in /v1/models
 	ModelPath    string

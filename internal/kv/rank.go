@@ -9,6 +9,7 @@ import (
 // Part is what a buffer holds of a layer.
 type Part uint8
 
+// The parts of a layer: K and V, or the latent alone.
 const (
 	PartK      Part = 0
 	PartV      Part = 1

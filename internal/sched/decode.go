@@ -205,7 +205,7 @@ func (d *Decode) lead(j *decodeJob) transfer.Receiving {
 		j.enter(phaseConnecting)
 		recv, err := d.receivers.Open(transfer.OpenReceiver{
 			Key: b.Key, Addr: net.JoinHostPort(b.Host, strconv.Itoa(b.Port)), Deadline: j.req.Deadline,
-			Chunks: chunkSizes(j.bounds, d.eng.ChunkBytes), Digest: transfer.Digest(j.req.Prompt), Tokens: len(j.req.Prompt),
+			Chunks: chunkSizes(j.bounds, d.eng.ChunkBytes), Bounds: j.bounds, Digest: transfer.Digest(j.req.Prompt), Tokens: len(j.req.Prompt),
 		})
 		if err != nil {
 			j.fail(room.CauseOf(err))

@@ -119,7 +119,7 @@ func (p *Prefill) Submit(ctx context.Context, r *Request) (Stream, error) {
 	j := &prefillJob{life: l, bounds: bounds(len(r.Prompt), p.info.ChunkTokens)}
 	j.want = make(chan struct{}, len(j.bounds))
 	s, err := p.senders.Open(transfer.OpenSender{
-		Key: r.Bootstrap.Key, Deadline: r.Deadline, Chunks: chunkSizes(j.bounds, p.eng.ChunkBytes), Digest: transfer.Digest(r.Prompt),
+		Key: r.Bootstrap.Key, Deadline: r.Deadline, Chunks: chunkSizes(j.bounds, p.eng.ChunkBytes), Bounds: j.bounds, Digest: transfer.Digest(r.Prompt),
 	})
 	if err != nil {
 		l.fail(room.CauseOf(err))

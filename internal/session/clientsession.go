@@ -187,8 +187,11 @@ func (s *ClientSession) refused(r *pb.Refused) *room.Cause {
 // mismatch names the field in which the two workers differ. Another pair may fit; this one
 // will not, so Get does not try again by itself.
 func (s *ClientSession) mismatch(field, theirs, ours string) *room.Cause {
-	return s.client.cause(room.CodeMismatch, s.addr, mismatchDetail(field, theirs, ours)+
-		"; start both workers with the same build, model and settings (prefill worker at "+s.addr+")")
+	hint := "start both workers with the same build, model and settings"
+	if field == fieldTP {
+		hint = "start one of them with another number of ranks"
+	}
+	return s.client.cause(room.CodeMismatch, s.addr, mismatchDetail(field, theirs, ours)+"; "+hint+" (prefill worker at "+s.addr+")")
 }
 
 // ID of the session.

@@ -66,10 +66,13 @@ func shardsDiffer(server, client kv.Shards) (field, serverValue, clientValue str
 	return "", "", "", false
 }
 
+// fieldTP is the one field that may differ, but not by any factor.
+const fieldTP = "tp"
+
 // mismatchDetail is the text of a CodeMismatch.
 func mismatchDetail(field, serverValue, clientValue string) string {
 	why := ""
-	if field == "tp" {
+	if field == fieldTP {
 		why = "; one number of tensor-parallel ranks must be a multiple of the other, or the heads of a rank do not divide"
 	}
 	return fmt.Sprintf("%s differs: the prefill worker has %q, the decode worker has %q%s", field, serverValue, clientValue, why)

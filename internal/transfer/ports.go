@@ -22,6 +22,9 @@ type OpenSender struct {
 	// Chunks are the exact exported sizes in bytes, one a chunk; at least one
 	// entry: a prompt of one token has one chunk of 0 bytes.
 	Chunks []int
+	// Bounds: chunk i is tokens [Bounds[i], Bounds[i+1]) of the prompt; needed where chunks are pages of
+	// ranks (kv.Shards). The empty chunk of a prompt of one token has only Bounds[0].
+	Bounds []int
 	// Digest of the prompt's tokens; the grant must carry the same, or the room
 	// fails with CodeMismatch.
 	Digest uint64
@@ -60,7 +63,9 @@ type OpenReceiver struct {
 	Key      room.Key
 	Addr     string // host:port of the prefill worker's bootstrap (session) port
 	Deadline time.Time
-	Chunks   []int
+	Chunks   []int // exact sizes; of a chunk that is there in part, of the rest
+	Bounds   []int // as of OpenSender
+	Have     int   // tokens of the prompt whose KV is here already and will not be sent; needs kv.Shards
 	Digest   uint64
 	Tokens   int // prompt length, for messages
 }

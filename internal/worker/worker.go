@@ -61,7 +61,8 @@ type Config struct {
 	HTTP       net.Listener   // owned
 	Transports []transfer.Transport
 	PoolBytes  int // KV memory outside the engine (decode: landing pages; prefill: staging)
-	// PageBytes: 0 for one whole chunk a page, which lets the engine import in place.
+	// PageBytes: 0 for one whole chunk a page, which lets the engine import in place. Without effect
+	// where chunks are pages of ranks (engine.Info.Shards).
 	PageBytes  int
 	PlainPool  bool // anonymous memory instead of a memfd: no shm
 	PoisonPool bool // tests: detect stores into free pages
@@ -127,6 +128,7 @@ func (c *Config) identity() session.Identity {
 		Fingerprint: session.Fingerprint{
 			Engine: in.Engine, ModelDigest: in.ModelDigest, KVLayout: in.KVLayout, Attention: in.Attention, ChunkTokens: in.ChunkTokens,
 		},
+		Shards: in.Shards,
 	}
 }
 
@@ -137,6 +139,9 @@ func (c *Config) openPool(name string) (*kv.Pool, error) {
 		page = c.Engine.ChunkBytes(c.Engine.Info().ChunkTokens)
 	}
 	page = (page + 4095) &^ 4095
+	if s := c.Engine.Info().Shards; s != (kv.Shards{}) {
+		page = s.PageBytes() // a page of the pool is a page of a rank
+	}
 	pages := max(c.PoolBytes/page, 1)
 	p, err := kv.Open(kv.Config{Name: name, PageBytes: page, Pages: pages, Plain: c.PlainPool, Poison: c.PoisonPool, Log: c.Log})
 	if err != nil {
@@ -188,7 +193,7 @@ func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
 	}
 	w.Metrics.MustRegister(pool.Collector())
 	senders := hub.NewSenders(hub.SendersConfig{
-		Staging: pool, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting, TransferTimeout: c.Timeouts.Transfer,
+		Staging: pool, Shards: c.Engine.Info().Shards, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting, TransferTimeout: c.Timeouts.Transfer,
 		ParkTimeout: c.Timeouts.Park, TombstoneTTL: c.Timeouts.Tombstone, Observe: observe, Log: c.Log, Registerer: w.Metrics,
 	})
 	w.Registry = senders.Registry()
@@ -238,7 +243,7 @@ func NewDecode(c Config) (*Worker, error) {
 	}
 	w.Metrics.MustRegister(pool.Collector())
 	receivers, err := hub.NewReceivers(hub.ReceiversConfig{
-		Pool: pool, Transports: c.Transports, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting,
+		Pool: pool, Shards: c.Engine.Info().Shards, Transports: c.Transports, BootstrapTimeout: c.Timeouts.Bootstrap, WaitingTimeout: c.Timeouts.Waiting,
 		TransferTimeout: c.Timeouts.Transfer, TombstoneTTL: c.Timeouts.Tombstone, Observe: observe, Log: c.Log, Registerer: w.Metrics,
 	})
 	if err != nil {

@@ -46,9 +46,16 @@ func listen(t *testing.T) net.Listener {
 
 func startPair(t *testing.T, cfg sim.Config, tp func() transfer.Transport) *pair {
 	t.Helper()
+	return startTwo(t, cfg, cfg, tp)
+}
+
+// startTwo starts two workers of different ranks.
+func startTwo(t *testing.T, prefill, decode sim.Config, tp func() transfer.Transport) *pair {
+	t.Helper()
+	cfg := prefill
 	p := &pair{cfg: cfg.WithDefaults()}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	start := func(role string) (*worker.Worker, string) {
+	start := func(role string, cfg sim.Config) (*worker.Worker, string) {
 		eng, err := sim.Open(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -76,14 +83,16 @@ func startPair(t *testing.T, cfg sim.Config, tp func() transfer.Transport) *pair
 		})
 		return w, "http://" + l.Addr().String()
 	}
-	p.prefill, p.pAddr = start("prefill")
-	p.decode, p.dAddr = start("decode")
+	p.prefill, p.pAddr = start("prefill", prefill)
+	p.decode, p.dAddr = start("decode", decode)
 	return p
 }
 
 // generate sends one request to both workers, as a router does, and returns the
 // decode side's tokens.
 func (p *pair) generate(room int, prompt []engine.Token, maxTokens int) ([]engine.Token, error) {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
 	body, err := json.Marshal(map[string]any{
 		"input_ids": prompt, "bootstrap_host": "127.0.0.1", "bootstrap_port": json.Number(p.bootPort), "bootstrap_room": room,
 		"sampling_params": map[string]any{"max_new_tokens": maxTokens, "temperature": 0},
@@ -92,7 +101,11 @@ func (p *pair) generate(room int, prompt []engine.Token, maxTokens int) ([]engin
 		return nil, err
 	}
 	post := func(url string) ([]byte, error) {
-		res, err := http.Post(url+"/generate", "application/json", strings.NewReader(string(body)))
+		req, err := http.NewRequestWithContext(ctx, "POST", url+"/generate", strings.NewReader(string(body)))
+		if err != nil {
+			return nil, err
+		}
+		res, err := http.DefaultClient.Do(req)
 		if err != nil {
 			return nil, err
 		}
@@ -106,6 +119,9 @@ func (p *pair) generate(room int, prompt []engine.Token, maxTokens int) ([]engin
 	prefilled := make(chan error, 1)
 	go func() { _, err := post(p.pAddr); prefilled <- err }()
 	b, err := post(p.dAddr)
+	if err != nil {
+		stop() // as a router does
+	}
 	if perr := <-prefilled; err == nil {
 		err = perr
 	}
@@ -131,39 +147,45 @@ func TestPairAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			defer http.DefaultClient.CloseIdleConnections()
 			p := startPair(t, sim.Config{ChunkTokens: 16}, tp())
-			var wg sync.WaitGroup
-			for i := range 24 {
-				wg.Go(func() {
-					prompt := make([]engine.Token, 1+i*7)
-					for j := range prompt {
-						prompt[j] = engine.Token(3 + (i*31+j*7)%250)
-					}
-					got, err := p.generate(1000+i, prompt, 12)
-					if err != nil {
-						t.Errorf("request %d: %v", i, err)
-						return
-					}
-					want := sim.Expected(p.cfg, prompt, 12)
-					if fmt.Sprint(got) != fmt.Sprint(want) {
-						t.Errorf("request %d: got %v, want %v", i, got, want)
-					}
-				})
+			p.answers(t)
+		})
+	}
+}
+
+// answers asks 24 requests at once; all must be right, and afterwards nothing may be held.
+func (p *pair) answers(t *testing.T) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for i := range 24 {
+		wg.Go(func() {
+			prompt := make([]engine.Token, 1+i*7)
+			for j := range prompt {
+				prompt[j] = engine.Token(3 + (i*31+j*7)%250)
 			}
-			wg.Wait()
-			http.DefaultClient.CloseIdleConnections()
-			ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
-			defer stop()
-			if err := p.decode.Registry.Drain(ctx); err != nil {
-				t.Error(err)
+			got, err := p.generate(1000+i, prompt, 12)
+			if err != nil {
+				t.Errorf("request %d: %v", i, err)
+				return
 			}
-			if err := p.prefill.Registry.Drain(ctx); err != nil {
-				t.Error(err)
-			}
-			for _, w := range []*worker.Worker{p.prefill, p.decode} {
-				if s := w.Pool.Stats(); !s.Idle() || s.PoisonHits != 0 || s.Misuses != 0 {
-					t.Errorf("pool is not idle: %+v", s)
-				}
+			want := sim.Expected(p.cfg, prompt, 12)
+			if fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("request %d: got %v, want %v", i, got, want)
 			}
 		})
+	}
+	wg.Wait()
+	http.DefaultClient.CloseIdleConnections()
+	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	defer stop()
+	if err := p.decode.Registry.Drain(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := p.prefill.Registry.Drain(ctx); err != nil {
+		t.Error(err)
+	}
+	for _, w := range []*worker.Worker{p.prefill, p.decode} {
+		if s := w.Pool.Stats(); !s.Idle() || s.PoisonHits != 0 || s.Misuses != 0 {
+			t.Errorf("pool is not idle: %+v", s)
+		}
 	}
 }

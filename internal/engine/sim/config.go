@@ -16,6 +16,14 @@ type Config struct {
 	KVHeads int    // default 2
 	HeadDim int    // bytes of one head's K or V at one position; default 8
 
+	// Any of the next five makes the worker one of TP*PP ranks whose chunks are pages that a worker with
+	// other ranks or pages can take over (kv.Shards). The answers stay the same.
+	TP         int  // tensor-parallel ranks; default 1
+	PP         int  // pipeline ranks; default 1
+	PageTokens int  // positions a page; default 16
+	HeadsFirst bool // pages are [head][position][dim], not [position][head][dim]
+	Latent     bool // MLA: one vector of HeadDim bytes a position and layer, no K, V or heads
+
 	ModelName   string // default "sim"
 	ChunkTokens int    // default 64
 	ContextLen  int    // default 4096
@@ -78,6 +86,14 @@ func (c Config) WithDefaults() Config {
 		}
 	}
 	set(&c.Layers, 2)
+	if c.paged() {
+		set(&c.TP, 1)
+		set(&c.PP, 1)
+		set(&c.PageTokens, 16)
+	}
+	if c.Latent {
+		set(&c.KVHeads, 1)
+	}
 	set(&c.KVHeads, 2)
 	set(&c.HeadDim, 8)
 	set(&c.ChunkTokens, 64)
@@ -107,6 +123,11 @@ func (c Config) Validate() error {
 	if c.EOSEvery < 0 || c.EOSAt < 0 {
 		return errors.New("sim: EOSEvery and EOSAt must not be negative")
 	}
+	if c.paged() {
+		if err := c.shards().Validate(); err != nil {
+			return fmt.Errorf("sim: %w", err)
+		}
+	}
 	for _, d := range []time.Duration{c.PrefillChunkTime, c.PrefillTokenTime, c.StepTime, c.StepRowTime, c.ExportTime, c.ImportTime, c.SwapTime} {
 		if d < 0 {
 			return errors.New("sim: a cost must not be negative")
@@ -115,8 +136,18 @@ func (c Config) Validate() error {
 	return nil
 }
 
+// paged: the worker has ranks, and its chunks are their pages.
+func (c Config) paged() bool {
+	return c.TP != 0 || c.PP != 0 || c.PageTokens != 0 || c.HeadsFirst || c.Latent
+}
+
 // cellBytes is the KV of one position: K and V of every head of every layer.
-func (c Config) cellBytes() int { return 2 * c.Layers * c.rowBytes() }
+func (c Config) cellBytes() int {
+	if c.Latent {
+		return c.Layers * c.rowBytes()
+	}
+	return 2 * c.Layers * c.rowBytes()
+}
 
 // rowBytes is one position's K (or V) in one layer.
 func (c Config) rowBytes() int { return c.KVHeads * c.HeadDim }

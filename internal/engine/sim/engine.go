@@ -45,14 +45,25 @@ func Open(cfg Config) (*Engine, error) {
 	e.info = engine.Info{
 		Engine:      "sim 1",
 		ModelDigest: hex.EncodeToString(weights[:]),
-		KVLayout:    fmt.Sprintf("layers=%d k=u8x%d v=u8x%d heads=%d", cfg.Layers, cfg.rowBytes(), cfg.rowBytes(), cfg.KVHeads),
+		KVLayout:    cfg.layout(),
 		Attention:   "hash",
 		ChunkTokens: cfg.ChunkTokens,
 		ModelName:   cfg.ModelName, ModelPath: "sim",
 		VocabSize: vocabSize, ContextLen: cfg.ContextLen, KVCells: cfg.KVCells, MaxSeqs: cfg.MaxSeqs,
 		Threads: 1, ChatTemplate: chatTemplate, BOS: tokBOS, EOS: tokEOS,
 	}
+	if cfg.paged() {
+		e.info.Shards = cfg.shards()
+	}
 	return e, nil
+}
+
+// layout names what must be equal on both sides.
+func (c *Config) layout() string {
+	if c.paged() {
+		return c.shards().Model.String()
+	}
+	return fmt.Sprintf("layers=%d k=u8x%d v=u8x%d heads=%d", c.Layers, c.rowBytes(), c.rowBytes(), c.KVHeads)
 }
 
 // Info is constant.
@@ -118,9 +129,18 @@ func (e *Engine) compute(q *sequence, t engine.Token) {
 func (e *Engine) append(q *sequence, cell []byte) {
 	c := e.mem.take()
 	e.mem.store(c, cell)
-	e.mem.load(c, e.cell)
 	q.cells = append(q.cells, c)
+	e.fold(q, c)
+}
+
+// fold adds a cell's bytes to the digest of the positions before it. Ranks that should hold the same bytes
+// and do not change it too.
+func (e *Engine) fold(q *sequence, c int32) {
+	same := e.mem.load(c, e.cell)
 	q.chain = foldCell(q.chain, e.cell)
+	if !same {
+		q.chain = mix(^q.chain)
+	}
 }
 
 // Prefill computes the KV of tokens, which must continue seq.
@@ -174,7 +194,7 @@ func (e *Engine) Step(ctx context.Context, rows []engine.Row) ([]engine.Sampled,
 		q := &e.seqs[r.Seq]
 		e.compute(q, r.Token)
 		if e.cfg.Recheck {
-			q.chain = e.digest(q)
+			e.digest(q)
 		}
 		out[i] = r.Sampler.(*sampler).sample(&e.cfg, q.chain, r.Pos, r.Logprobs)
 	}
@@ -206,14 +226,12 @@ func (e *Engine) checkRows(rows []engine.Row) error {
 	return nil
 }
 
-// digest folds all bytes of q from the memory.
-func (e *Engine) digest(q *sequence) uint64 {
-	h := chainStart(e.cfg.Seed)
+// digest folds all bytes of q from the memory anew.
+func (e *Engine) digest(q *sequence) {
+	q.chain = chainStart(e.cfg.Seed)
 	for _, c := range q.cells {
-		e.mem.load(c, e.cell)
-		h = foldCell(h, e.cell)
+		e.fold(q, c)
 	}
-	return h
 }
 
 // NewSampler makes the state of one choice.

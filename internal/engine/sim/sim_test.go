@@ -171,7 +171,7 @@ func TestBytesChangedUnderALiveSequenceAreSeenWithRecheck(t *testing.T) {
 	e := open(t, cfg)
 	p := prompt(t, "hello world")
 	prefill(t, e, 0, p)
-	e.mem.v[1][int(e.seqs[0].cells[2])*e.mem.row] ^= 0x80
+	e.mem.ranks[0].cell(3, e.seqs[0].cells[2])[0] ^= 0x80 // V of layer 1
 	if got := generate(t, e, 0, p, 8, engine.Sampling{}); reflect.DeepEqual(got, Expected(cfg, p, 8)) {
 		t.Error("a byte changed in the memory and the answer is the same")
 	}

@@ -65,7 +65,10 @@ func decodeNote(b []byte) (chunkNote, error) {
 func crcOf(parts [][]byte) uint32 {
 	var c uint32
 	for _, p := range parts {
-		c = crc32.Update(c, castagnoli, p)
+		c = crcAdd(c, p)
 	}
 	return c
 }
+
+// crcAdd continues a checksum.
+func crcAdd(c uint32, b []byte) uint32 { return crc32.Update(c, castagnoli, b) }

@@ -25,6 +25,9 @@ type Dialer interface {
 // ReceiversConfig configures the decode side.
 type ReceiversConfig struct {
 	Pool *kv.Pool // pages for incoming KV; the caller owns it
+	// Shards is how the engine cuts up its KV; a page of Pool is then one of its pages. Zero: chunks are
+	// opaque blocks.
+	Shards kv.Shards
 	// Transports are listened on; the prefill side chooses one of them.
 	Transports []transfer.Transport
 	// BootstrapTimeout bounds the wait for session and pages, WaitingTimeout the wait
@@ -140,6 +143,9 @@ func (h *Receivers) Offer(s transfer.SessionID) ([]transfer.Descriptor, error) {
 
 // Open implements transfer.Receivers.
 func (h *Receivers) Open(o transfer.OpenReceiver) (transfer.Receiving, error) {
+	if err := badChunks(h.cfg.Shards, h.cfg.Pool, o.Bounds, o.Chunks, o.Have); err != nil {
+		return nil, &room.Cause{Code: room.CodeInternal, Side: room.SideReceiver, Phase: "prealloc", Key: o.Key, Peer: o.Addr, Detail: err.Error()}
+	}
 	_, pages := kv.PagesFor(h.cfg.Pool.PageBytes(), o.Chunks)
 	if total := h.cfg.Pool.Stats().Total; pages > total {
 		return nil, &room.Cause{Code: room.CodeCapacity, Side: room.SideReceiver, Phase: "prealloc", Key: o.Key, Peer: o.Addr,

@@ -25,6 +25,7 @@ type receiving struct {
 	sess     *session.ClientSession // set by bootstrap, once
 	lease    *kv.Lease              // set by bootstrap, once; nil before and if the room ended first
 	chunks   [][][]byte             // memory of each chunk, with lease
+	perChunk [][]kv.PageID          // pages of each chunk, with lease
 	grant    transfer.GrantID       // 0: no grant was made
 	granted  time.Time
 	released bool // the request has let go; without a lease then, adopt does it
@@ -118,14 +119,13 @@ func (rec *receiving) attach(sess *session.ClientSession) bool {
 // adopt takes the lease and lays the chunks over its pages.
 func (rec *receiving) adopt(lease *kv.Lease) {
 	pool, ids := rec.hub.cfg.Pool, lease.Pages()
-	per, _ := kv.PagesFor(pool.PageBytes(), rec.open.Chunks)
+	per := perChunk(ids, pool.PageBytes(), rec.open.Chunks)
 	chunks := make([][][]byte, len(per))
-	for i, n := range per {
-		chunks[i] = parts(pool, ids[:n], rec.open.Chunks[i])
-		ids = ids[n:]
+	for i, pages := range per {
+		chunks[i] = parts(pool, pages, rec.open.Chunks[i])
 	}
 	rec.mu.Lock()
-	rec.lease, rec.chunks = lease, chunks
+	rec.lease, rec.chunks, rec.perChunk = lease, chunks, per
 	released := rec.released
 	rec.mu.Unlock()
 	if released {
@@ -167,7 +167,7 @@ func (rec *receiving) sendGrant() *room.Cause {
 	}
 	err = rec.sess.SendGrant(session.Grant{
 		Key: rec.open.Key, ID: id, Pages: pages, PageBytes: h.cfg.Pool.PageBytes(), Chunks: rec.open.Chunks,
-		Digest: rec.open.Digest, Timeout: time.Until(rec.open.Deadline),
+		Digest: rec.open.Digest, Timeout: time.Until(rec.open.Deadline), Have: rec.open.Have,
 	})
 	if err != nil {
 		return rec.notGranted("the grant could not be sent: "+err.Error(), err)
@@ -203,6 +203,10 @@ func (rec *receiving) sendAbort(c *room.Cause) {
 func (rec *receiving) land(notify []byte) {
 	n, err := decodeNote(notify)
 	bad := ""
+	matches := func() bool {
+		crc, err := rec.checksum(int(n.Index))
+		return err == nil && crc == n.CRC
+	}
 	switch {
 	case err != nil:
 		bad = err.Error()
@@ -210,7 +214,7 @@ func (rec *receiving) land(notify []byte) {
 		bad = "chunk notification of room " + n.Key.String()
 	case int(n.Count) != len(rec.open.Chunks) || int(n.Bytes) != rec.open.Chunks[n.Index]:
 		bad = fmt.Sprintf("chunk %d of %d with %d bytes, expected %d chunks", n.Index, n.Count, n.Bytes, len(rec.open.Chunks))
-	case crcOf(rec.Chunk(int(n.Index))) != n.CRC:
+	case !matches():
 		bad = fmt.Sprintf("checksum of chunk %d is wrong: its bytes were damaged on the way", n.Index)
 	}
 	if bad != "" {
@@ -219,6 +223,29 @@ func (rec *receiving) land(notify []byte) {
 		return
 	}
 	rec.room.Apply(room.Event{Kind: room.EvLanded, Chunk: int(n.Index), Last: int(n.Index) == len(rec.open.Chunks)-1})
+}
+
+// checksum is that of the bytes chunk i must have brought; what else its pages have room for is not KV.
+func (rec *receiving) checksum(i int) (uint32, error) {
+	s, pool := rec.hub.cfg.Shards, rec.hub.cfg.Pool
+	if s == (kv.Shards{}) {
+		return crcOf(rec.Chunk(i)), nil
+	}
+	rec.mu.Lock()
+	pages := rec.perChunk[i]
+	rec.mu.Unlock()
+	from, to := tokensOf(rec.open.Bounds, i)
+	first := min(max(from, rec.open.Have), to)
+	ranges, err := s.Payload(kv.Piece{Pages: pages, First: first}, pool.Stats().Total, first, to)
+	if err != nil {
+		return 0, err
+	}
+	mem, _ := pool.Memory()
+	c := uint32(0)
+	for _, r := range ranges {
+		c = crcAdd(c, mem[r.Off:r.Off+r.Len])
+	}
+	return c, nil
 }
 
 // letGo revokes the grant and returns the transfer's hold where that is proven. Runs

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +21,9 @@ type SendersConfig struct {
 	// Staging holds exported chunks until their writes have settled. The hub uses
 	// it, the caller owns it.
 	Staging *kv.Pool
+	// Shards is how the engine cuts up its KV; a page of Staging is then one of its pages, and chunks
+	// are laid anew for decode workers that cut theirs otherwise. Zero: chunks are opaque blocks.
+	Shards kv.Shards
 	// BootstrapTimeout bounds the wait for a grant, WaitingTimeout the wait from the grant
 	// to the first chunk, TransferTimeout the rest; all besides the request's deadline.
 	BootstrapTimeout, WaitingTimeout, TransferTimeout time.Duration
@@ -62,6 +64,7 @@ type parkedGrant struct {
 type senderSession struct {
 	rooms map[room.Key]*sending // guarded by Senders.mu
 	out   *outQueue
+	plans plans
 }
 
 // NewSenders starts the registry. Close ends it.
@@ -109,6 +112,9 @@ func (h *Senders) Close() {
 func (h *Senders) Open(o transfer.OpenSender) (transfer.Sending, error) {
 	if len(o.Chunks) == 0 {
 		return nil, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: o.Key, Detail: "a room needs at least one chunk"}
+	}
+	if err := badChunks(h.cfg.Shards, h.cfg.Staging, o.Bounds, o.Chunks, 0); err != nil {
+		return nil, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: o.Key, Detail: err.Error()}
 	}
 	s := &sending{hub: h, open: o, bufs: make([]*kv.Lease, len(o.Chunks))}
 	h.mu.Lock()
@@ -229,25 +235,24 @@ func (h *Senders) deliver(r *room.Room, sess *session.ServerSession, g session.G
 		h.duplicate(s, sess, g)
 		return
 	}
-	spans, err := place(g.Pages, g.PageBytes, g.Chunks)
-	switch {
-	case err != nil:
-		h.refuseRoom(r, sess, &room.Cause{Code: room.CodeProtocol, Detail: "grant does not fit its chunks: " + err.Error()})
-		return
-	case g.Digest != s.open.Digest || !slices.Equal(g.Chunks, s.open.Chunks):
-		h.refuseRoom(r, sess, &room.Cause{Code: room.CodeMismatch,
-			Detail: fmt.Sprintf("the two workers see different prompts (digest %x and %x, %d and %d chunks); check that both got the same request and run the same tokenizer",
-				s.open.Digest, g.Digest, len(s.open.Chunks), len(g.Chunks))})
-		return
-	}
 	h.mu.Lock()
 	ss := h.sessions[sess]
-	if ss == nil { // Down has come meanwhile
+	h.mu.Unlock()
+	var way *route
+	if ss != nil {
+		var bad *room.Cause
+		if way, bad = h.routeOf(sess, &ss.plans, g, s.open); bad != nil {
+			h.refuseRoom(r, sess, bad)
+			return
+		}
+	}
+	h.mu.Lock()
+	if ss == nil || h.sessions[sess] != ss { // Down has come meanwhile
 		h.mu.Unlock()
 		r.Apply(room.Event{Kind: room.EvPeerLost, Cause: lost(nil, room.SideSender, g.Key, sess.Client().WorkerID)})
 		return
 	}
-	if !s.bind(r, sess, ss, g, spans) {
+	if !s.bind(r, sess, ss, g, way) {
 		h.mu.Unlock()
 		h.duplicate(s, sess, g)
 		return

@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,7 +24,7 @@ type sending struct {
 	sess     *session.ServerSession // set once, by the grant
 	ss       *senderSession
 	grant    transfer.GrantID
-	spans    [][]transfer.Span // per chunk, at the destination
+	way      *route // of the chunks, with sess
 	ackSess  *session.ServerSession
 	ackGrant transfer.GrantID
 	bufs     []*kv.Lease // staging of chunk i while no write uses it; nil before and after
@@ -31,14 +32,14 @@ type sending struct {
 }
 
 // bind stores the grant and the session it came on; false if there is one already.
-func (s *sending) bind(r *room.Room, sess *session.ServerSession, ss *senderSession, g session.Grant, spans [][]transfer.Span) bool {
+func (s *sending) bind(r *room.Room, sess *session.ServerSession, ss *senderSession, g session.Grant, way *route) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sess != nil {
 		return false
 	}
 	s.room.Store(r) // Open may not have come so far
-	s.sess, s.ss, s.grant, s.spans = sess, ss, g.ID, spans
+	s.sess, s.ss, s.grant, s.way = sess, ss, g.ID, way
 	return true
 }
 
@@ -133,9 +134,9 @@ func (s *sending) ended() error {
 // Send implements transfer.Sending.
 func (s *sending) Send(i int) {
 	s.mu.Lock()
-	ss := s.ss
+	ss, way := s.ss, s.way
 	s.mu.Unlock()
-	r, size := s.room.Load(), s.open.Chunks[i]
+	r := s.room.Load()
 	lease := s.takeBuffer(i)
 	if lease == nil {
 		s.Drop(i, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: s.open.Key, Detail: "chunk was sent without a buffer, or twice"})
@@ -145,17 +146,71 @@ func (s *sending) Send(i int) {
 		lease.ReleaseRequest()
 		return
 	}
-	src := parts(s.hub.cfg.Staging, lease.Pages(), size)
-	note := chunkNote{Key: s.open.Key, Index: uint32(i), Count: uint32(len(s.open.Chunks)), Bytes: uint32(size), CRC: crcOf(src)}
 	lease.Grant() // the transfer is the second owner until the write settles
 	began := time.Now()
-	ss.out.push(&queued{s: s, write: transfer.Write{
-		Grant: s.grant, Key: s.open.Key, Segments: segments(src, s.spans[i]), Notify: note.encode(),
-		Done: func(err error) {
-			s.settle(lease, i, began, err)
-			ss.out.wake()
-		},
-	}})
+	segs, crc, err := way.segments(s.hub.cfg.Staging, lease, i, s.open.Chunks[i])
+	if err != nil { // pages that no plan can be made for: the decode side has named one twice
+		s.settle(lease, i, began, err)
+		return
+	}
+	note := chunkNote{Key: s.open.Key, Index: uint32(i), Count: uint32(len(s.open.Chunks)), Bytes: uint32(way.sizes[i]), CRC: crc}
+	s.post(ss.out, segs, note.encode(), func(err error) { s.settle(lease, i, began, err) })
+}
+
+// maxSegments is how many stores one write gets; every transport can carry as many.
+const maxSegments = 8192
+
+// post hands the stores of a chunk over, as several writes if there are many. The last one carries the note and
+// leaves when the others are applied, so that the order does not rest on the transport. done is called once,
+// after all of them.
+func (s *sending) post(out *outQueue, segs []transfer.Segment, note []byte, done func(error)) {
+	write := func(segs []transfer.Segment, note []byte, done func(error)) {
+		out.push(&queued{s: s, write: transfer.Write{Grant: s.grant, Key: s.open.Key, Segments: segs, Notify: note,
+			Done: func(err error) {
+				done(err)
+				out.wake()
+			},
+		}})
+	}
+	var first []transfer.Segment
+	n := (len(segs) - 1) / maxSegments * maxSegments
+	if n <= 0 {
+		write(segs, note, done)
+		return
+	}
+	first, segs = segs[:n], segs[n:]
+	all := &tally{left: n / maxSegments}
+	for part := range slices.Chunk(first, maxSegments) {
+		write(part, nil, func(err error) {
+			switch err, last := all.add(err); {
+			case !last:
+			case err != nil:
+				done(err)
+			case s.State().Terminal(): // nobody wants it any more
+				done(transfer.ErrClosed)
+			default:
+				write(segs, note, done)
+			}
+		})
+	}
+}
+
+// tally waits for several writes.
+type tally struct {
+	mu   sync.Mutex
+	left int
+	err  error // the first
+}
+
+// add counts one write and tells whether it was the last, and the first error of all.
+func (t *tally) add(err error) (first error, last bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.left--
+	if t.err == nil {
+		t.err = err
+	}
+	return t.err, t.left == 0
 }
 
 // settle ends the write of chunk i: its buffer returns, the room hears of it.
@@ -173,6 +228,8 @@ func (s *sending) settle(lease *kv.Lease, i int, began time.Time, err error) {
 		case errors.Is(err, transfer.ErrGrant): // this refusal has overtaken the abort that is on its way
 			ev.Cause.Code, ev.Cause.Side = room.CodeAborted, room.SideReceiver
 			ev.Cause.Detail = "the decode worker ended the room: it has revoked the grant of a chunk's write"
+		case errors.Is(err, kv.ErrLayout):
+			ev.Cause.Code, ev.Cause.Retryable = room.CodeProtocol, false
 		}
 	} else {
 		s.hub.m.chunk(time.Since(began))

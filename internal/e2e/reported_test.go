@@ -16,27 +16,52 @@ import (
 	"github.com/baton-pd/baton/internal/stack"
 )
 
-// Small reproductions of faults that users of other systems reported, on whole processes.
+// Kinds of faults that others reported (docs/reported.md), on whole processes: K1 to K7. The others are in
+// reported_more_test.go, those of the API in reported_api_test.go.
 
-// TestReportedFaults runs the reproductions side by side: they mostly wait.
-func TestReportedFaults(t *testing.T) {
-	for name, test := range map[string]func(*testing.T){
-		"reused pages are safe from late writes": reusedPagesAreSafeFromLateWrites,
-		"pages return from a stopped writer":     pagesReturnFromAStoppedWriter,
-		"one sided ends":                         oneSidedEnds,
-		"cancel while peer is silent":            cancelWhilePeerIsSilent,
-		"too large and too busy":                 tooLargeAndTooBusy,
-		"chunk larger than staging":              chunkLargerThanStaging,
-		"growing answers share cells":            growingAnswersShareCells,
-		"blocked head does not block":            blockedHeadDoesNotBlock,
-		"one error is forgotten":                 oneErrorIsForgotten,
-		"start order does not matter":            startOrderDoesNotMatter,
-	} {
+// kind runs the cases of one kind side by side: they mostly wait.
+func kind(t *testing.T, cases map[string]func(*testing.T)) {
+	t.Parallel()
+	for name, test := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t)
 		})
 	}
+}
+
+func TestReportedK1PageReuse(t *testing.T) {
+	kind(t, map[string]func(*testing.T){"reused pages are safe from late writes": reusedPagesAreSafeFromLateWrites})
+}
+
+func TestReportedK2EarlyCompletion(t *testing.T) {
+	kind(t, map[string]func(*testing.T){"decode stands still": decodeStandsStill})
+}
+
+func TestReportedK3Identity(t *testing.T) {
+	kind(t, map[string]func(*testing.T){"two requests claim one room": twoRequestsClaimOneRoom})
+}
+
+func TestReportedK4OneSidedEnd(t *testing.T) {
+	kind(t, map[string]func(*testing.T){
+		"one sided ends":           oneSidedEnds,
+		"a worker is asked to end": aWorkerIsAskedToEnd,
+	})
+}
+
+func TestReportedK5CancelRace(t *testing.T) {
+	kind(t, map[string]func(*testing.T){"cancel while peer is silent": cancelWhilePeerIsSilent})
+}
+
+func TestReportedK6ForgottenResource(t *testing.T) {
+	kind(t, map[string]func(*testing.T){"pages return from a stopped writer": pagesReturnFromAStoppedWriter})
+}
+
+func TestReportedK7Deadline(t *testing.T) {
+	kind(t, map[string]func(*testing.T){
+		"too large and too busy":    tooLargeAndTooBusy,
+		"chunk larger than staging": chunkLargerThanStaging,
+	})
 }
 
 // bigModel has 4 KiB of KV a token, so that a chunk is 17 pages and a pool of 1 MiB has pages
@@ -122,19 +147,25 @@ func quiet(t *testing.T, s *stack.Stack) {
 // pagesReturnFromAStoppedWriter is K6: a request is cancelled in the middle of a write, and its prefill
 // worker is stopped, so that no ack ever comes. The pages return all the same, by the fence, and serve another
 // request through the other prefill worker. The stopped one goes on, and its late write is refused. Or it
-// is killed.
+// is killed, later or at once.
 func pagesReturnFromAStoppedWriter(t *testing.T) {
 	for _, c := range []struct {
-		transport string
-		kill      bool
-	}{{"tcp", false}, {"shm", false}, {"shm", true}} {
-		t.Run(fmt.Sprintf("%s kill=%v", c.transport, c.kill), func(t *testing.T) {
+		transport  string
+		stop, kill bool
+	}{{"tcp", true, false}, {"shm", true, false}, {"shm", true, true}, {"tcp", false, true}, {"shm", false, true}} {
+		t.Run(fmt.Sprintf("%s stop=%v kill=%v", c.transport, c.stop, c.kill), func(t *testing.T) {
 			s, m := startSim(t, simSetup{transport: c.transport, prefills: 2, model: bigModel, faults: "post room=* nth=10 halfway for=1s", decode: onePool})
 			w := holder(t, s, 1)
-			if err := w.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
+			within := settleTime
+			if c.stop {
+				if err := w.Signal(syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				within = time.Second
+				w.Kill()
 			}
-			eventually(t, settleTime, func(ctx context.Context) error { return idle(ctx, s.Decodes[0]) })
+			eventually(t, within, func(ctx context.Context) error { return idle(ctx, s.Decodes[0]) })
 			serves(t, s, m, 2, 1, 9*simChunk+1, 8) // perhaps tried on the stopped one first
 			if c.kill {
 				w.Kill()
@@ -217,7 +248,7 @@ func oneSidedEnds(t *testing.T) {
 }
 
 // cancelWhilePeerIsSilent is K5: a request waits for KV from a prefill worker that says nothing. Its client
-// leaves; decode is rid of it within a second, and so is prefill once it goes on.
+// leaves after 200 ms; decode is rid of it within a second, and so is prefill once it goes on.
 func cancelWhilePeerIsSilent(t *testing.T) {
 	for _, transport := range []string{"tcp", "shm"} {
 		t.Run(transport, func(t *testing.T) {
@@ -228,6 +259,7 @@ func cancelWhilePeerIsSilent(t *testing.T) {
 			if err := p.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
+			began := time.Now()
 			l := ask(t, s, 2, 3*simChunk, 8, true)
 			eventually(t, settleTime, func(ctx context.Context) error {
 				d, err := inspect(ctx, s.Decodes[0])
@@ -236,6 +268,7 @@ func cancelWhilePeerIsSilent(t *testing.T) {
 				}
 				return err
 			})
+			after(t, 200*time.Millisecond-time.Since(began)) // as reported
 			l.leave()
 			eventually(t, time.Second, func(ctx context.Context) error { return idle(ctx, s.Decodes[0]) })
 			if err := p.Signal(syscall.SIGCONT); err != nil {
@@ -281,67 +314,117 @@ func chunkLargerThanStaging(t *testing.T) {
 	}
 }
 
-// growingAnswersShareCells is K8: two answers together grow beyond the KV cells, so one is set
-// back after its transfer. Both end rightly.
-func growingAnswersShareCells(t *testing.T) {
-	s, m := startSim(t, simSetup{transport: "shm", cost: "step=500us", decode: []string{"--kv-cells", "700"}})
-	serves(t, s, m, 1, 2, 30, 400)
-	n, err := metric(t.Context(), s.Decodes[0], "baton_preemptions_total")
-	if err != nil || n == 0 {
-		t.Errorf("%v preemptions (%v): nothing was shown", n, err)
+// aWorkerIsAskedToEnd is K4 as an operator meets it: SIGTERM while a prompt is computed and while an answer is written. The
+// client hears of it when the grace is over, and the other worker is rid of the request.
+func aWorkerIsAskedToEnd(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		at   func(p, d *workerInfo) bool
+		max  int
+	}{
+		{"prefill", func(p, d *workerInfo) bool { return p.State.Running == 1 && d.State.Transfer == 1 }, 8},
+		{"decode", func(p, d *workerInfo) bool { return p.Live == 0 && d.State.Running == 1 }, 400},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, m := startSim(t, simSetup{transport: "tcp", cost: "prefill-chunk=900ms,step=20ms", args: []string{"--shutdown-grace", "300ms"}})
+			victim, other, tokens := s.Prefills[0], s.Decodes[0], 4*simChunk
+			if c.name == "decode" {
+				victim, other, tokens = other, victim, 1
+			}
+			l := ask(t, s, 1, tokens, c.max, true)
+			l.at(c.at)
+			began := time.Now()
+			if err := victim.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			a := <-l.ended
+			if a.Cause == nil || a.Cause.Code != room.CodeShutdown && a.Cause.Code != room.CodePeerLost || a.Done || a.Finish != "" {
+				t.Errorf("the client: %v", a)
+			}
+			if took := time.Since(began); took > 300*time.Millisecond+time.Second {
+				t.Errorf("the client heard of it after %v: %v", took, a)
+			}
+			eventually(t, time.Second, func(ctx context.Context) error { return idle(ctx, other) })
+			victim.Wait()
+			if err := victim.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			usable(t, s)
+			serves(t, s, m, 2, 1, simChunk+1, 4)
+			quiet(t, s)
+		})
 	}
-	quiet(t, s)
 }
 
-// blockedHeadDoesNotBlock is K8: a large prompt that waits for pages does not hold up small ones.
-func blockedHeadDoesNotBlock(t *testing.T) {
-	s, m := startSim(t, simSetup{transport: "shm", model: bigModel, faults: "post nth=10 halfway for=2s", decode: onePool})
-	first := ask(t, s, 1, 10*simChunk+1, 8, true)
-	first.at(func(p, d *workerInfo) bool { return p.State.Inflight == 1 })
-	head := ask(t, s, 2, 9*simChunk, 8, true)
-	head.at(func(p, d *workerInfo) bool { return p.State.Bootstrap == 1 })
-	serves(t, s, m, 3, 4, simChunk, 8)
-	if len(head.ended)+len(first.ended) > 0 {
-		t.Error("the large ones had ended before the small ones had: nothing was shown")
+// decodeStandsStill is K2: 8 MiB of KV are on their way when the decode process stops. The prefill side must not take
+// its socket for the destination: it is not done before decode goes on, and then the answer is right.
+func decodeStandsStill(t *testing.T) {
+	for _, transport := range []string{"tcp", "shm"} {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
+			s, m := startSim(t, simSetup{transport: transport, model: "dim=2048", cost: "prefill-chunk=20ms", args: []string{"--pool-mib", "10"}})
+			serves(t, s, m, 1, 1, 1, 2)
+			a := ask(t, s, 2, 32*simChunk+1, 4, true)
+			a.at(func(p, d *workerInfo) bool { return p.State.Running == 1 && d.Pool.Granted > 0 })
+			if err := s.Decodes[0].Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			// Far longer than the prompt takes, and not as long as the keepalive.
+			after(t, 1500*time.Millisecond)
+			p, err := inspect(t.Context(), s.Prefills[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.Live != 1 || p.Rooms.Live != 1 || p.Pool.Granted == 0 || len(a.ended) != 0 {
+				t.Errorf("with decode stopped: %d live, rooms %+v, pages %+v, ended %v", p.Live, p.Rooms, p.Pool, len(a.ended) != 0)
+			}
+			if err := s.Decodes[0].Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-a.ended; !got.ok() || got.Text != m.text(prompt(2, 32*simChunk+1), 4) {
+				t.Errorf("after it went on: %v %q", got, got.Text)
+			}
+			quiet(t, s)
+		})
 	}
-	for i, l := range []*leaving{first, head} {
-		a := <-l.ended
-		if want := m.text(prompt(1+i, []int{10*simChunk + 1, 9 * simChunk}[i]), 8); !a.ok() || a.Text != want {
-			t.Errorf("large prompt %d: %v", i, a)
-		}
-	}
-	quiet(t, s)
 }
 
-// oneErrorIsForgotten is K10: one failed write, and one failed dial, blame nobody for longer than they last.
-func oneErrorIsForgotten(t *testing.T) {
-	s, m := startSim(t, simSetup{transport: "tcp", faults: "post nth=2 error=\"link down\"\ndial nth=1 error=\"no route\""})
-	serves(t, s, m, 1, 1, simChunk, 8) // the dial is tried again
-	a := complete(t.Context(), s.URL(), prompt(2, simChunk), 8, nil, timeoutHeader(10*time.Second)...)
-	if a.ok() || a.Cause == nil || (a.Cause.Code != room.CodeTransferFailed && a.Cause.Code != room.CodePeerLost) || !a.Cause.Retryable {
-		t.Errorf("the write that failed: %v", a)
+// twoRequestsClaimOneRoom is K3: two clients that make their own room ids choose the same, with different prompts, and the
+// four legs come in any order. Nobody gets the other's answer, nobody waits.
+func twoRequestsClaimOneRoom(t *testing.T) {
+	s, m := startSim(t, simSetup{transport: "shm", args: []string{"--park-timeout", "2s"}})
+	right, refused := 0, 0
+	for round := range 12 {
+		ends := make(chan asked, 4)
+		for client := range 2 {
+			p := prompt(100*round+client, 3*simChunk+1)
+			for _, w := range []*stack.Process{s.Prefills[0], s.Decodes[0]} {
+				go func() {
+					a := leg(t.Context(), w, s.Prefills[0].Bootstrap, 9000+round, p, timeoutHeader(time.Minute)...)
+					if w == s.Prefills[0] && a.ok() {
+						a.Text = m.text(p, 8) // it has none
+					}
+					ends <- asked{p, a}
+				}()
+			}
+		}
+		for range 4 {
+			e := <-ends
+			switch a := e.answer; {
+			case a.ok() && a.Text == m.text(e.prompt, 8):
+				right++
+			case a.ok():
+				t.Errorf("round %d: a wrong answer %q", round, a.Text)
+			case a.Cause == nil || a.Took > 5*time.Second:
+				t.Errorf("round %d: %v", round, a)
+			default:
+				refused++
+			}
+		}
 	}
-	serves(t, s, m, 3, 1, simChunk, 8) // at once
+	t.Logf("%d legs were right, %d were refused", right, refused)
+	if right+refused != 48 || refused < 12 {
+		t.Errorf("%d legs were right, %d were refused: in each round at most one client can have the room", right, refused)
+	}
 	quiet(t, s)
-}
-
-// startOrderDoesNotMatter is K10: decode and router are there first; a prefill worker that
-// comes late, and later at the same address again, is used without anybody's help.
-func startOrderDoesNotMatter(t *testing.T) {
-	s, m := startSim(t, simSetup{transport: "shm"})
-	p := s.Prefills[0]
-	for round := range 2 {
-		p.Kill()
-		a := complete(t.Context(), s.URL(), prompt(1, simChunk), 8, nil, timeoutHeader(5*time.Second)...)
-		// Usually refused; a connection that was idle a moment ago may break first.
-		if a.Cause == nil || (a.Cause.Code != room.CodeUnavailable && a.Cause.Code != room.CodePeerLost) || a.Took > 2*time.Second {
-			t.Errorf("while there is no prefill worker: %v", a)
-		}
-		if err := p.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		usable(t, s)
-		serves(t, s, m, 10*round+2, 4, 2*simChunk, 8)
-		quiet(t, s)
-	}
 }

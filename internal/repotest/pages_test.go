@@ -85,7 +85,7 @@ func TestLinksResolve(t *testing.T) {
 
 // TestNamedTestsExist: what a page shows by a test is shown by a test. A name may stand behind its
 // package or file, as in hub:TestTwelveSteps or internal/e2e/faults_test.go:TestProcessFaults, and before a
-// case, as in e2e:TestReportedFaults/one_sided_ends; then it must be there.
+// case, as in e2e:TestReportedK4OneSidedEnd/one_sided_ends; then it must be there.
 func TestNamedTestsExist(t *testing.T) {
 	where := map[string][]*source{} // test name -> files
 	for _, s := range sources(t) {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/baton-pd/baton/internal/openai"
 )
@@ -72,41 +73,48 @@ func FuzzServe(f *testing.F) {
 	f.Add("/v1/models/x", "", "", "", "", "")
 	f.Add("/health_generate", "", "", "", good, "HTTP/9.9 abc\r\n\r\n")
 	f.Fuzz(func(t *testing.T, path, body, timeout, id, prefill, decode string) {
-		workers := &rawWorkers{answer: map[string]string{"p:80": prefill, "d:80": decode}}
-		r, err := New(Config{Prefills: []Backend{{URL: "http://p", BootstrapPort: 1}}, Decodes: []Backend{{URL: "http://d"}},
-			DialContext: workers.dial, MaxRetries: -1, MaxBody: 1 << 20, MaxAnswer: 1 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
 		req := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
 		if body == "" {
 			req = httptest.NewRequest(http.MethodGet, "/", nil)
 		}
 		req.URL = &url.URL{Path: path}
 		req.Header[HeaderTimeout], req.Header["X-Request-Id"] = []string{timeout}, []string{id}
-		rec, cut := httptest.NewRecorder(), false
-		func() {
-			defer func() {
-				if p := recover(); p != nil && p != http.ErrAbortHandler { //nolint:errorlint // the sentinel itself
-					panic(p)
-				} else if p != nil {
-					cut = true
-				}
-			}()
-			r.Handler().ServeHTTP(rec, req)
-		}()
-		checkAnswer(t, rec, cut)
-		if n, live := r.inflight.Load(), r.live.count(); n != 0 || live != 0 {
-			t.Errorf("%d requests in flight, %d names at the end", n, live)
-		}
-		r.Close()
-		for _, w := range r.all() {
-			if n := w.inflight.Load(); n != 0 {
-				t.Errorf("%d legs at %s at the end", n, w.name)
-			}
-		}
-		workers.wg.Wait()
+		// In a bubble, so that the router's own waits take no time.
+		synctest.Test(t, func(t *testing.T) {
+			serveOne(t, req, &rawWorkers{answer: map[string]string{"p:80": prefill, "d:80": decode}})
+		})
 	})
+}
+
+// serveOne gives req to a new router and checks its answer and what is left.
+func serveOne(t *testing.T, req *http.Request, workers *rawWorkers) {
+	r, err := New(Config{Prefills: []Backend{{URL: "http://p", BootstrapPort: 1}}, Decodes: []Backend{{URL: "http://d"}},
+		DialContext: workers.dial, MaxRetries: -1, MaxBody: 1 << 20, MaxAnswer: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, cut := httptest.NewRecorder(), false
+	func() {
+		defer func() {
+			if p := recover(); p != nil && p != http.ErrAbortHandler { //nolint:errorlint // the sentinel itself
+				panic(p)
+			} else if p != nil {
+				cut = true
+			}
+		}()
+		r.Handler().ServeHTTP(rec, req)
+	}()
+	checkAnswer(t, rec, cut)
+	if n, live := r.inflight.Load(), r.live.count(); n != 0 || live != 0 {
+		t.Errorf("%d requests in flight, %d names at the end", n, live)
+	}
+	r.Close()
+	for _, w := range r.all() {
+		if n := w.inflight.Load(); n != 0 {
+			t.Errorf("%d legs at %s at the end", n, w.name)
+		}
+	}
+	workers.wg.Wait()
 }
 
 // checkAnswer holds what a client gets against the contract; cut: the connection broke off.

@@ -25,7 +25,6 @@ type Done struct {
 
 // Line is the one line that a router writes at a request's end.
 type Line struct {
-	At             time.Duration
 	Life           int // of the router: 1, 2, ... counts its starts
 	RID            string
 	Outcome, Cause string

@@ -18,7 +18,7 @@ func one() *History {
 	e := &End{Sent: 10 * sec, Over: 11 * sec, Ended: true, Status: 200, Text: "right", Finished: 1, Done: 1}
 	return &History{
 		Requests: []*Request{r}, Ends: map[int]*End{1: e},
-		Lines: []Line{{At: 11 * sec, Life: 1, RID: "r1", Outcome: "ok", Cause: "none", Prefill: "prefill-0", Decode: "decode-0", Attempts: 1}},
+		Lines: []Line{{Life: 1, RID: "r1", Outcome: "ok", Cause: "none", Prefill: "prefill-0", Decode: "decode-0", Attempts: 1}},
 		Lives: []Life{{Process: "router", Life: 1, Final: true, Requests: map[string]int{"ok/none": 1}}, {Process: "decode-0", Life: 1, Final: true}},
 	}
 }

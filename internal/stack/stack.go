@@ -61,6 +61,7 @@ type Process struct {
 	Name      string
 	HTTP      string // host:port
 	Bootstrap string // host:port, prefill only
+	Data      string // host:port of the tcp transport, decode only, and only with Config.Host or Via
 	Trace     string // file of --room-trace, "" without Config.TraceDir
 
 	args   []string
@@ -137,13 +138,15 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 			args = append(args, "--monolithic")
 		}
 		name := fmt.Sprintf("decode-%d", i)
-		data, err := s.dataArgs(name)
+		data, more, err := s.data(name)
 		if err != nil {
 			return fail(err)
 		}
-		if _, err := add(&s.Decodes, name, slices.Concat(args, c.DecodeArgs, data)...); err != nil {
+		p, err := add(&s.Decodes, name, slices.Concat(args, c.DecodeArgs, more)...)
+		if err != nil {
 			return fail(err)
 		}
+		p.Data = data
 	}
 	errs := make(chan error, len(starts))
 	for _, p := range starts {
@@ -197,17 +200,16 @@ func (s *Stack) port(name string) (string, error) {
 	return addr, err
 }
 
-// dataArgs fix a decode worker's data port where somebody stands before it.
-func (s *Stack) dataArgs(name string) ([]string, error) {
+// data fixes a decode worker's data port where somebody stands before it.
+func (s *Stack) data(name string) (addr string, args []string, err error) {
 	if s.cfg.Via == nil && s.hostOf(name) == nil || s.cfg.Monolithic {
-		return nil, nil
+		return "", nil, nil
 	}
-	addr, err := s.port(name)
-	if err != nil {
-		return nil, err
+	if addr, err = s.port(name); err != nil {
+		return "", nil, err
 	}
 	to, err := s.via(name, "data", addr)
-	return []string{"--data-listen", addr, "--data-advertise", to}, err
+	return addr, []string{"--data-listen", addr, "--data-advertise", to}, err
 }
 
 func (s *Stack) via(name, what, addr string) (string, error) {

@@ -2,7 +2,10 @@
 
 package wire
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // Switch needs Linux.
 type Switch struct{}
@@ -16,7 +19,7 @@ func (h *Host) Addr() string { return "" }
 // Do fails.
 func (h *Host) Do(func() error) error { return errNoLinux }
 
-var errNoLinux = errors.New("wire: network namespaces need Linux")
+var errNoLinux = fmt.Errorf("wire: network namespaces need Linux: %w", errors.ErrUnsupported)
 
 // OpenSwitch fails.
 func OpenSwitch(uint64, ...string) (*Switch, error) { return nil, errNoLinux }

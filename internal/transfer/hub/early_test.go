@@ -24,3 +24,20 @@ func TestRequestEndsBeforeItsSession(t *testing.T) {
 		t.Errorf("the hub still knows %d rooms and %d grants", rooms, grants)
 	}
 }
+
+// TestSendBeforeItsGrant: a chunk that is sent while the grant is on its way ends the room with a
+// cause, or is written if the grant was there; it never meets half a grant.
+func TestSendBeforeItsGrant(t *testing.T) {
+	w := newWorld(t, options{pages: 256})
+	for id := uint64(1); id <= 200; id++ {
+		r, s := w.receive(id, 1), w.send(id, 1)
+		w.chunk(s, id, 0)
+		await(t, "end of the sender", s.Done())
+		await(t, "end of the receiver", r.Done())
+		if (s.Err() == nil) != (r.Err() == nil) {
+			t.Errorf("room %d: sender %v, receiver %v", id, s.Err(), r.Err())
+		}
+		r.Release()
+		s.Release()
+	}
+}

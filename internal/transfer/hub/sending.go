@@ -133,9 +133,6 @@ func (s *sending) ended() error {
 
 // Send implements transfer.Sending.
 func (s *sending) Send(i int) {
-	s.mu.Lock()
-	ss, way := s.ss, s.way
-	s.mu.Unlock()
 	r := s.room.Load()
 	lease := s.takeBuffer(i)
 	if lease == nil {
@@ -146,6 +143,9 @@ func (s *sending) Send(i int) {
 		lease.ReleaseRequest()
 		return
 	}
+	s.mu.Lock() // after EvBegin: the room allows a write only when the grant has been bound
+	ss, way := s.ss, s.way
+	s.mu.Unlock()
 	lease.Grant() // the transfer is the second owner until the write settles
 	began := time.Now()
 	segs, crc, err := way.segments(s.hub.cfg.Staging, lease, i, s.open.Chunks[i])

@@ -58,6 +58,7 @@ type options struct {
 	metrics  prometheus.Registerer // of the decode side
 	over     transfer.Transport    // nil: mem; others get pools that processes can map
 	ttl      time.Duration         // of tombstones; default a minute
+	src, dst kv.Shards             // of both engines; zero: chunks are blocks
 }
 
 func newWorld(t *testing.T, o options) *world {
@@ -75,14 +76,18 @@ func newWorld(t *testing.T, o options) *world {
 	ttl := cmp.Or(o.ttl, time.Minute)
 	w := &world{t: t, rules: fault.MustParse(text)}
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	pool := func(name string, pages int) *kv.Pool {
-		p, err := kv.Open(kv.Config{Name: name, PageBytes: pageBytes, Pages: pages, Plain: o.over == nil, Poison: true, Log: log})
+	pool := func(name string, pages int, s kv.Shards) *kv.Pool {
+		size := pageBytes
+		if s != (kv.Shards{}) {
+			size = s.PageBytes()
+		}
+		p, err := kv.Open(kv.Config{Name: name, PageBytes: size, Pages: pages, Plain: o.over == nil, Poison: true, Log: log})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return p
 	}
-	w.staging, w.landing = pool("staging", cmp.Or(o.staging, o.pages)), pool("landing", o.pages)
+	w.staging, w.landing = pool("staging", cmp.Or(o.staging, o.pages), o.src), pool("landing", o.pages, o.dst)
 	if o.over == nil {
 		o.over = mem.New(mem.NewRegistry())
 	}
@@ -90,10 +95,10 @@ func newWorld(t *testing.T, o options) *world {
 	if o.wrap != nil {
 		tr = o.wrap(tr)
 	}
-	w.senders = hub.NewSenders(hub.SendersConfig{Staging: w.staging, BootstrapTimeout: o.bounds, WaitingTimeout: o.bounds,
+	w.senders = hub.NewSenders(hub.SendersConfig{Staging: w.staging, Shards: o.src, BootstrapTimeout: o.bounds, WaitingTimeout: o.bounds,
 		TransferTimeout: o.bounds, ParkTimeout: o.bounds, TombstoneTTL: ttl, Log: log})
 	var err error
-	w.receivers, err = hub.NewReceivers(hub.ReceiversConfig{Pool: w.landing, Transports: []transfer.Transport{tr}, BootstrapTimeout: o.bounds,
+	w.receivers, err = hub.NewReceivers(hub.ReceiversConfig{Pool: w.landing, Shards: o.dst, Transports: []transfer.Transport{tr}, BootstrapTimeout: o.bounds,
 		WaitingTimeout: o.bounds, TransferTimeout: o.bounds, TombstoneTTL: ttl, Log: log, Registerer: o.metrics})
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +107,7 @@ func newWorld(t *testing.T, o options) *world {
 	if o.handler != nil {
 		handler = o.handler(w.senders)
 	}
-	w.server = session.NewServer(session.ServerConfig{Identity: session.Identity{WorkerID: "P", Epoch: 1, Fingerprint: print},
+	w.server = session.NewServer(session.ServerConfig{Identity: session.Identity{WorkerID: "P", Epoch: 1, Fingerprint: print, Shards: o.src},
 		Connect: func(ctx context.Context, s transfer.SessionID, offers []transfer.Descriptor) (transfer.Peer, error) {
 			return tr.Dial(ctx, offers[0], s)
 		}, Handler: handler, Log: log})
@@ -114,7 +119,7 @@ func newWorld(t *testing.T, o options) *world {
 	w.addr, w.cut = l.Addr().String(), c.cut
 	served := make(chan error, 1)
 	go func() { served <- w.server.Serve(c) }()
-	w.client = session.NewClient(session.ClientConfig{Identity: session.Identity{WorkerID: "D", Epoch: 2, Fingerprint: print},
+	w.client = session.NewClient(session.ClientConfig{Identity: session.Identity{WorkerID: "D", Epoch: 2, Fingerprint: print, Shards: o.dst},
 		Offer: w.receivers.Offer, Handler: w.receivers, Log: log})
 	w.receivers.Start(w.client)
 	t.Cleanup(func() {

@@ -112,8 +112,10 @@ type incarnation struct {
 	side   room.Side
 	last   stamp
 	ended  bool // the end record came
-	lossy  bool // records are missing
+	lossy  bool // records are missing: dropped of them
 	stalls []stall
+
+	dropped uint64
 
 	rooms   map[uint64]*life // by instance
 	order   []*life
@@ -162,13 +164,11 @@ func (in *incarnation) record(r *Record, n int) {
 	switch r.Kind {
 	case kindBeat:
 	case kindDropped:
-		in.rep.Dropped += max(r.Count, 1)
-		in.lossy = true
+		in.drop(max(r.Count, 1))
 	case kindEnd:
 		in.ended = true
-		if r.Count > 0 && !in.lossy {
-			in.rep.Dropped += r.Count
-			in.lossy = true
+		if r.Count > in.dropped { // the last ones had no room for a record of their own
+			in.drop(r.Count - in.dropped)
 		}
 	case kindOpen:
 		in.open(r, n)
@@ -181,6 +181,12 @@ func (in *incarnation) record(r *Record, n int) {
 			in.event(l, r, n)
 		}
 	}
+}
+
+func (in *incarnation) drop(n uint64) {
+	in.lossy = true
+	in.dropped += n
+	in.rep.Dropped += n
 }
 
 func (in *incarnation) open(r *Record, n int) {

@@ -108,7 +108,7 @@ func (c *checker) compare(s, r *life) {
 		c.rep.Unclocked++
 	}
 	p := &pairing{s: s, r: r, clock: clock}
-	for _, check := range []func(){p.success, p.landings, p.settles, p.acks, p.messages} {
+	for _, check := range []func(){p.messages, p.success, p.landings, p.settles, p.acks} {
 		if check(); p.found {
 			return
 		}
@@ -188,8 +188,12 @@ func (p *pairing) acks() {
 	}
 }
 
-// messages: a grant that came was sent before, and an abort came after the end.
+// messages: a grant that came is of the same chunks and was sent before, and an abort came
+// after the end.
 func (p *pairing) messages() {
+	if g := p.s.granted; g.seen() && p.r.granted.seen() && p.s.chunks != p.r.chunks {
+		p.blame(p.s, g.line, "a grant is taken for the same chunks", fmt.Sprint(p.r.chunks, " chunks"), fmt.Sprint(p.s.chunks))
+	}
 	if !p.clock {
 		return
 	}

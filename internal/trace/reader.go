@@ -125,8 +125,12 @@ func (r *Record) shape() error {
 	case kindBeat, kindDropped, kindEnd:
 		named, rest.Count = false, 0
 	default:
-		if _, ok := eventKinds[r.Kind]; !ok {
+		k, ok := eventKinds[r.Kind]
+		if !ok {
 			return fmt.Errorf("kind %q is unknown", r.Kind)
+		}
+		if r.Chunk != 0 && !meansChunk(k) || r.Last && !meansLast(k) || r.Seq == 0 {
+			return fmt.Errorf("fields that %q has not, or no number", r.Kind)
 		}
 		rest = Record{Room: r.Room, Instance: r.Instance, Chunks: r.Chunks, Deadline: r.Deadline, Count: r.Count}
 	}

@@ -127,6 +127,13 @@ func parseKey(s string) (room.Key, error) {
 	return k, nil
 }
 
+// meansChunk and meansLast say which events have these fields.
+func meansChunk(k room.EventKind) bool {
+	return k == room.EvBegin || k == room.EvSettle || k == room.EvSettleError || k == room.EvDrop || k == room.EvLanded
+}
+
+func meansLast(k room.EventKind) bool { return k == room.EvLanded }
+
 // eventKinds by name.
 var eventKinds = func() map[string]room.EventKind {
 	m := make(map[string]room.EventKind)

@@ -33,15 +33,16 @@ type Config struct {
 	// Tombstone is the registry's TTL. 0: its default, 60 s.
 	Tombstone time.Duration
 	Log       *slog.Logger // nil: slog.Default()
+
+	buffer int // records; 0: maxBuffer
 }
 
 // Writer writes the trace of one process: it is the room.Observer of its registry. Close
 // must come after the registry's last event.
 type Writer struct {
-	out  io.WriteCloser
-	log  *slog.Logger
-	room int64 // bytes that may still be written; the loop's
-
+	out   io.WriteCloser
+	log   *slog.Logger
+	limit int           // records that may be pending
 	kick  chan struct{} // cap 1: there is something to write
 	stop  chan struct{}
 	ended chan struct{}
@@ -54,6 +55,7 @@ type Writer struct {
 
 	// The loop's own, and Close's after it has ended.
 	buf     bytes.Buffer
+	left    int64  // bytes that may still be written
 	dropped uint64 // in all
 	full    bool
 	err     error
@@ -121,7 +123,10 @@ func start(out io.WriteCloser, c Config, allowed int64) (*Writer, error) {
 	if c.Tombstone <= 0 {
 		c.Tombstone = time.Minute
 	}
-	w := &Writer{out: out, log: c.Log, room: allowed, kick: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{})}
+	if c.buffer == 0 {
+		c.buffer = maxBuffer
+	}
+	w := &Writer{out: out, log: c.Log, left: allowed, limit: c.buffer, kick: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{})}
 	w.line(Header{
 		Version: Version, Worker: c.Worker, Side: c.Side.String(), PID: os.Getpid(), Mono: monotonic(), Wall: time.Now().UnixMicro(),
 		Boot: bootID(), Tombstone: int64(c.Tombstone), Beat: int64(beat),
@@ -155,7 +160,7 @@ func (w *Writer) Forgotten(r *room.Room) {
 func (w *Writer) add(e entry) {
 	wall := time.Now().UnixMicro()
 	w.mu.Lock()
-	if len(w.pending) >= maxBuffer {
+	if len(w.pending) >= w.limit {
 		w.lost++
 		w.mu.Unlock()
 		return
@@ -246,7 +251,7 @@ func (w *Writer) record(r Record) {
 	}
 	before := w.buf.Len()
 	w.line(r)
-	if int64(w.buf.Len()) <= w.room-reserve {
+	if int64(w.buf.Len()) <= w.left-reserve {
 		return
 	}
 	w.buf.Truncate(before)
@@ -258,7 +263,7 @@ func (w *Writer) record(r Record) {
 
 // special writes a record that the reserve is for.
 func (w *Writer) special(r Record) {
-	if int64(w.buf.Len())+reserve/4 <= w.room {
+	if int64(w.buf.Len())+reserve/4 <= w.left {
 		w.line(r)
 	}
 }
@@ -286,7 +291,7 @@ func (w *Writer) flush() {
 		return
 	}
 	n, err := w.out.Write(w.buf.Bytes())
-	w.room -= int64(n)
+	w.left -= int64(n)
 	w.buf.Reset()
 	if err != nil {
 		w.err = fmt.Errorf("write room trace: %w", err)
@@ -304,7 +309,11 @@ func (e *entry) record() Record {
 		return r
 	}
 	s := &e.step
-	r.Kind, r.Seq, r.Chunk, r.Last, r.Why = s.Event.Kind.String(), s.Seq, s.Event.Chunk, s.Event.Last, code(s.Event.Cause)
+	r.Kind, r.Seq, r.Why = s.Event.Kind.String(), s.Seq, code(s.Event.Cause)
+	if meansChunk(s.Event.Kind) {
+		r.Chunk = s.Event.Chunk
+	}
+	r.Last = s.Event.Last && meansLast(s.Event.Kind)
 	r.From, r.To, r.Effects, r.Withheld = s.From.String(), s.To.String(), effects(s.Effects), effects(s.Withheld)
 	r.Begun, r.Settled, r.Landed, r.Cause = s.Begun, s.Settled, s.Landed, code(s.Cause)
 	return r

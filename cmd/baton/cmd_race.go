@@ -69,8 +69,8 @@ func newRace() *cobra.Command {
 	fl.StringVar(&f.json, "json", "", "explore, and write the counts as JSON to this file, or to standard output for -")
 	fl.StringVar(&f.html, "html", "", "write the timeline as a page of its own to this file, or to standard output for -")
 	fl.BoolVar(&f.list, "list", false, "list policies and variants")
-	for _, make := range raceModes {
-		m := make()
+	for _, mode := range raceModes {
+		m := mode()
 		m.add(fl)
 		modes = append(modes, m)
 	}
@@ -160,11 +160,13 @@ func (f *raceFlags) reports(ctx context.Context, policies []legacy.Policy, v leg
 }
 
 func (f *raceFlags) exploreAll(ctx context.Context, out io.Writer, policies []legacy.Policy, variants []legacy.Variant) error {
+	var all [][]*legacy.Report
 	for i, v := range variants {
 		reports, err := f.reports(ctx, policies, v)
 		if err != nil {
 			return err
 		}
+		all = append(all, reports)
 		if i > 0 {
 			fmt.Fprintln(out)
 		}
@@ -172,6 +174,9 @@ func (f *raceFlags) exploreAll(ctx context.Context, out io.Writer, policies []le
 		if f.examples {
 			printExamples(out, reports)
 		}
+	}
+	if len(all) > 1 {
+		printSummary(out, all)
 	}
 	return nil
 }

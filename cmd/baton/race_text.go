@@ -168,7 +168,35 @@ func printReports(w io.Writer, v legacy.Variant, unlocked bool, reports []*legac
 		}
 		rows = append(rows, row)
 	}
-	widths := make([]int, len(head))
+	printTable(w, rows)
+}
+
+// printSummary writes which faults each policy leaves open in each variant: a letter each.
+func printSummary(w io.Writer, all [][]*legacy.Report) {
+	fmt.Fprintf(w, "\nwhat is left open: P pinned, A written after ack, W wrong success, L lost cause\n\n")
+	rows := [][]string{{"variant"}}
+	for _, r := range all[0] {
+		rows[0] = append(rows[0], r.Policy)
+	}
+	for _, reports := range all {
+		row := []string{reports[0].Variant}
+		for _, r := range reports {
+			cell := []byte("----")
+			for i, f := range legacy.Faults() {
+				if !r.Count(f).Zero() {
+					cell[i] = "PAWL"[i]
+				}
+			}
+			row = append(row, string(cell))
+		}
+		rows = append(rows, row)
+	}
+	printTable(w, rows)
+}
+
+// printTable writes the first column to the left and the others to the right.
+func printTable(w io.Writer, rows [][]string) {
+	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row {
 			widths[i] = max(widths[i], len(cell))

@@ -55,9 +55,9 @@ type Example struct {
 type Report struct {
 	Policy, Variant string
 	Unlocked        bool
-	// States and Transitions of the whole graph, Depth the longest shortest path.
-	States, Transitions, Depth int
-	Executions                 Count
+	// States and Transitions of the whole graph.
+	States, Transitions int
+	Executions          Count
 	// With has the number of executions for each of Faults, in that order.
 	With [4]Count
 	// Examples has one for each fault that occurs.
@@ -78,14 +78,13 @@ func (r *Report) Count(f Fault) Count {
 // between them; package room has no such form, so it changes nothing for it.
 func Explore(ctx context.Context, p Policy, v Variant, unlocked bool) (*Report, error) {
 	m := &machine{p: p, v: v, unlocked: unlocked}
-	whole := explore.Run(ctx, m, explore.Limits{})
+	s := m.start()
+	c := &counter{ctx: ctx, m: m, seen: make(map[string]counts)}
+	n := c.of(&s)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	r := &Report{Policy: p.Name, Variant: v.Name, Unlocked: unlocked, States: whole.States, Transitions: whole.Transitions, Depth: whole.Depth}
-	s := m.start()
-	c := (&counter{m: m, seen: make(map[string]counts, whole.States)}).of(&s)
-	r.Executions, r.With = c.all, c.with
+	r := &Report{Policy: p.Name, Variant: v.Name, Unlocked: unlocked, States: len(c.seen), Transitions: c.transitions, Executions: n.all, With: n.with}
 	for i, f := range Faults() {
 		if r.With[i].Zero() {
 			continue
@@ -135,8 +134,10 @@ type counts struct {
 // counter counts complete paths by dynamic programming. The graph has no cycle: every step
 // moves a thread on, takes a chunk or a frame, or ends something, and nothing is put back more than once.
 type counter struct {
-	m    *machine
-	seen map[string]counts
+	ctx         context.Context // when it ends, the counts are worth nothing
+	m           *machine
+	seen        map[string]counts
+	transitions int
 }
 
 func (c *counter) of(s *State) counts {
@@ -145,7 +146,11 @@ func (c *counter) of(s *State) counts {
 		return n
 	}
 	var n counts
+	if c.ctx.Err() != nil {
+		return n
+	}
 	steps := c.m.next(s, nil)
+	c.transitions += len(steps)
 	if len(steps) == 0 {
 		n.all = Count{lo: 1}
 		has := s.faults

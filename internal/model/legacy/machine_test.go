@@ -43,6 +43,9 @@ func TestUnlockedAloneIsLocked(t *testing.T) {
 			continue
 		}
 		for _, v := range Variants() {
+			if p.mooncake && len(v.requests) == maxRequests {
+				continue // many states, no other updates
+			}
 			locked, unlocked := &machine{p: p, v: v}, &machine{p: p, v: v, unlocked: true}
 			walk(locked, func(s *State, steps []step) {
 				for _, want := range steps {
@@ -130,7 +133,7 @@ func TestTheShellIsTheRegistrys(t *testing.T) {
 	p, _ := PolicyNamed("baton")
 	for _, v := range Variants() {
 		m := &machine{p: p, v: v}
-		for seed := range uint64(200) {
+		for seed := range uint64(100) {
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			w := newReal(t)
 			s := m.start()

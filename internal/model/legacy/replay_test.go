@@ -88,14 +88,11 @@ func TestReplayShowsWhatExploreFinds(t *testing.T) {
 	for _, v := range Variants() {
 		for _, p := range Policies() {
 			for _, unlocked := range []bool{false, true} {
-				if v.Name == variants[0].Name && !unlocked {
-					continue
+				if v.Name == variants[0].Name && !unlocked || p.mooncake && len(v.requests) == maxRequests && unlocked {
+					continue // the first is scripted; the other is large, and locked it is here
 				}
 				tl := replay(t, p.Name, v.Name, unlocked)
-				r, err := Explore(t.Context(), p, v, unlocked)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := explored(t, p, v, unlocked)
 				if len(r.Examples) > 0 && tl.Faults&r.Examples[0].Fault == 0 || len(r.Examples) == 0 && tl.Faults != 0 {
 					t.Errorf("%s, %s, unlocked %v: the replay shows %v", v.Name, p.Name, unlocked, tl.Faults.Names())
 				}

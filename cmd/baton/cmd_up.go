@@ -26,7 +26,8 @@ type upFlags struct {
 	decodes   int
 	transport string
 	threads   int
-	extra     []string // worker flags passed through
+	extra     []string    // worker flags passed through
+	extraOf   [2][]string // the same for prefill and for decode workers only
 	oversub   bool
 	stuck     time.Duration
 	grace     time.Duration
@@ -64,6 +65,8 @@ func (u *upFlags) add(c *cobra.Command) {
 	f.IntVar(&u.threads, "threads", 0, "compute threads of each worker (default: the cores are divided)")
 	f.BoolVar(&u.oversub, "oversubscribe", false, "allow more compute threads than cores (slow: they spin at barriers)")
 	f.StringArrayVar(&u.extra, "worker-flag", nil, "flag for every worker, for example --worker-flag=--max-queue=64 (repeat for more)")
+	f.StringArrayVar(&u.extraOf[0], "prefill-flag", nil, "flag for every prefill worker; wins over the common ones (repeat for more)")
+	f.StringArrayVar(&u.extraOf[1], "decode-flag", nil, "flag for every decode worker; wins over the common ones (repeat for more)")
 	f.DurationVar(&u.stuck, "stuck-after", 15*time.Second, "a process that does not answer for so long is killed and restarted")
 	f.DurationVar(&u.grace, "shutdown-grace", 10*time.Second, "time for running streams at the end")
 }
@@ -149,11 +152,13 @@ func (u *upFlags) plan(g *globals) (*up, error) {
 		args = append(args, u.engineFlags.args()...)
 		args = append(args, u.extra...)
 		if boot != "" {
+			args = append(args, u.extraOf[0]...)
 			_, port, _ := net.SplitHostPort(boot)
 			args = append(args, "--bootstrap-listen", boot)
 			routerArgs = append(routerArgs, "--prefill", "http://"+addr+","+port)
 			p.prefills = append(p.prefills, addr)
 		} else {
+			args = append(args, u.extraOf[1]...)
 			routerArgs = append(routerArgs, "--decode", "http://"+addr)
 			p.decodes = append(p.decodes, addr)
 		}

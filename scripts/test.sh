@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test: packages under the race detector, then the real processes (which run
+# Runs every test: packages under the race detector, fuzz targets for a moment each, then the real processes (which run
 # a race-built binary where that does not distort what is tested). BATON_PROVE=1: the long forms.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -10,6 +10,9 @@ status=0
 echo "== packages, with -race"
 # shellcheck disable=SC2046
 go test -race -timeout "${long:-15m}" $(go list ./... | grep -v '/internal/e2e$') || status=1
+
+echo "== fuzz targets"
+if [ -n "${BATON_PROVE:-}" ]; then FUZZTIME=20s scripts/fuzz.sh; else FUZZTOTAL=80 scripts/fuzz.sh; fi || status=1
 
 echo "== real processes"
 log="$(mktemp)"

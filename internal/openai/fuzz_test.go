@@ -62,7 +62,7 @@ func FuzzParse(f *testing.F) {
 func FuzzMembers(f *testing.F) {
 	for _, s := range []string{
 		`{"a":1,"b":[{}, null, true, -0.5e+3],"c":{"d":"\u00e9\ud83c\udf89\n"}}`, ` {"":""} `, `{"a":1,"a":2}`, `{"\u0061":1,"a":2}`,
-		`{"a":"\u0000"}`, `{"a":"\ud83c"}`, `{"a":01}`, `{"a":1}x`, `{"a":` + strings.Repeat("[", 40) + strings.Repeat("]", 40) + `}`, "{\"a\":\"\xff\"}", `[]`,
+		`{"a":"\u0000"}`, `{"a":"\ud83c"}`, `{"a":01}`, `{"a":1}x`, `{"a":` + strings.Repeat("[", 40) + strings.Repeat("]", 40) + `}`, "{\"a\":\"\xff\"}", "{\"a\":\"\x1f\"}", `[]`,
 	} {
 		f.Add([]byte(s))
 	}

@@ -1,8 +1,10 @@
 package chaos
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -61,6 +63,7 @@ type drawer struct {
 	w     World
 	rng   *rand.Rand
 	busy  map[string]time.Duration // target -> until when something happens to it
+	hits  map[string]int           // target -> how often something has
 	kinds []Kind                   // still to come before all come again
 	rules []string
 }
@@ -77,7 +80,7 @@ func Draw(seed uint64, n int, w World) []Fault {
 	if len(w.Only) == 0 {
 		w.Only = Kinds()
 	}
-	d := &drawer{w: w, rng: rand.New(rand.NewPCG(seed, 1<<40)), busy: map[string]time.Duration{}}
+	d := &drawer{w: w, rng: rand.New(rand.NewPCG(seed, 1<<40)), busy: map[string]time.Duration{}, hits: map[string]int{}}
 	at := w.Gap
 	var out []Fault
 	for range n {
@@ -125,20 +128,16 @@ func (d *drawer) fault(at time.Duration) Fault {
 	return f
 }
 
-// free picks a target to which nothing happens at that time, or the first that will be free.
+// free picks, of the targets to which nothing happens at that time, one that was hit least; if all are
+// busy, the first that will be free.
 func (d *drawer) free(targets []string, at time.Duration) (string, time.Duration) {
 	order := append([]string(nil), targets...)
 	d.rng.Shuffle(len(order), func(i, k int) { order[i], order[k] = order[k], order[i] })
-	best := order[0]
-	for _, t := range order {
-		if d.busy[t] <= at {
-			return t, at
-		}
-		if d.busy[t] < d.busy[best] {
-			best = t
-		}
-	}
-	return best, d.busy[best]
+	slices.SortStableFunc(order, func(a, b string) int {
+		return cmp.Or(cmp.Compare(max(d.busy[a], at), max(d.busy[b], at)), cmp.Compare(d.hits[a], d.hits[b]))
+	})
+	d.hits[order[0]]++
+	return order[0], max(d.busy[order[0]], at)
 }
 
 // shape draws duration and parameters.

@@ -49,10 +49,11 @@ var effects = map[Kind]effect{
 	Garbage:   {}, // nobody may notice
 }
 
-// deadlineEarly is how much before the deadline the cause deadline may be told: a worker's scheduler
-// ends a request a twentieth of the time left, at most 200 ms, before its edge, and the edge as much before the router.
+// deadlineEarly is how much before the deadline the cause deadline may be told: a worker's scheduler ends a
+// request a twentieth of the time left before its edge does, and a wait for session or pages a tenth before
+// that, each 200 ms at most; so the error that knows most arrives first.
 func deadlineEarly(d time.Duration) time.Duration {
-	return min(d/10, 400*time.Millisecond) + 10*time.Millisecond
+	return min(d/20, 200*time.Millisecond) + min(d/10, 200*time.Millisecond) + 10*time.Millisecond
 }
 
 // explain says why a request's cause is not true; "" if it is.

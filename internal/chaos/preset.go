@@ -41,7 +41,7 @@ func SimConfig(seed uint64, transport string) (Config, error) {
 func ModelConfig(seed uint64, transport string, engine []string) Config {
 	return Config{
 		Seed: seed, World: World{Prefills: 1, Decodes: 1, Transport: transport, Gap: 1500 * time.Millisecond},
-		Work: TextWork(seed, 12, 150, 16), Clients: 4, Pace: Pace{Deadline: 15 * time.Second, Hurry: 1500 * time.Millisecond},
+		Work: TextWork(seed, 8, 80, 12), Clients: 4, Pace: Pace{Deadline: 15 * time.Second, Hurry: 1500 * time.Millisecond},
 		Args: append(append([]string(nil), engine...), "--threads", "1", "--max-running", "6", "--pool-mib", "64",
 			"--keepalive-time", "1s", "--keepalive-timeout", "1500ms", "--shutdown-grace", "1s"),
 		RouterArgs: []string{"--shutdown-grace", "1s"},

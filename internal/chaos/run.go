@@ -290,16 +290,30 @@ func (r *run) send(ctx context.Context, every time.Duration, disturbed <-chan st
 		if !pause(ctx, max(time.Duration(id-1)*every-r.c.now(), 5*time.Millisecond)) {
 			return
 		}
-		r.one(ctx, id, false)
+		if e := r.one(ctx, id, false); e.Status == 0 && e.Broken != "" {
+			r.reachable(ctx)
+		}
 	}
 }
 
-func (r *run) one(ctx context.Context, id int, fill bool) {
+// reachable waits until somebody listens at the router's address: to be refused again and again shows nothing.
+func (r *run) reachable(ctx context.Context) {
+	for pause(ctx, 50*time.Millisecond) {
+		conn, err := r.s.Router.Dial(ctx, "tcp", r.s.Router.HTTP)
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+	}
+}
+
+func (r *run) one(ctx context.Context, id int, fill bool) *End {
 	req := DrawRequest(r.cfg.Seed, id, r.cfg.Work, r.cfg.Pace, r.dist.skewed.Load() > 0, fill)
 	e := r.c.ask(ctx, req)
 	if ctx.Err() == nil {
 		r.record(req, e)
 	}
+	return e
 }
 
 // fill sends n requests at once that want most of the pools.

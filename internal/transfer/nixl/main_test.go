@@ -13,7 +13,7 @@ const helperEnv = "BATON_NIXL_TEST_HELPER"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(helperEnv) != "" && len(os.Args) == 2 && os.Args[1] == helperArg {
-		os.Exit(Main())
+		os.Exit(experimentMain())
 	}
 	_ = os.Setenv(helperEnv, "1") // for the processes that tests and transports start
 	transfertest.Main(m, func() transfer.Transport { return New(testConfig()) })

@@ -20,6 +20,9 @@ func newSetup() *cobra.Command {
 				return err
 			}
 			fmt.Fprintf(o.Out, "engine library  %s\ndefault model   %s\n", p.LibDir, p.Model)
+			if p.NIXL != "" {
+				fmt.Fprintf(o.Out, "NIXL library    %s\n", p.NIXL)
+			}
 			return nil
 		},
 	}
@@ -27,5 +30,6 @@ func newSetup() *cobra.Command {
 	c.Flags().StringVar(&o.LibDir, "lib-dir", "", "take the engine library from here instead of fetching it")
 	c.Flags().BoolVar(&o.Offline, "offline", false, "only check what is there; fetch nothing")
 	c.Flags().BoolVar(&o.NoModel, "no-model", false, "fetch only the engine library")
+	c.Flags().StringSliceVar(&o.With, "with", nil, "fetch more: nixl (the NIXL library for --transport nixl, 69 MB)")
 	return c
 }

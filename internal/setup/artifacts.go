@@ -2,7 +2,11 @@ package setup
 
 import (
 	"fmt"
+	"path"
+	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 )
 
 // fileSum is a file inside an archive: its base name, exact size and SHA-256.
@@ -16,7 +20,7 @@ type fileSum struct {
 type artifact struct {
 	what    string // for messages: "engine library", "model"
 	key     string // directory below the kind's directory; names the version
-	kind    string // "lib" or "models"
+	kind    string // "lib", "models" or "nixl"
 	client  string // "npm" or "pip"
 	spec    string // what the client is asked for
 	archive string // base name of the fetched archive
@@ -25,6 +29,17 @@ type artifact struct {
 	inner   string // directory inside the archive that holds the files
 	files   []fileSum
 	links   map[string]string // link name -> target, both base names
+	// trees are directories inside the archive that are taken whole, with their names, but for what
+	// starts with one of leave. Their files have no sums here: the archive has.
+	trees, leave []string
+	args         []string // more arguments for the client
+}
+
+// takes reports whether an archive's entry called name belongs to a tree. The name must be a
+// clean one that stays below the artifact's directory.
+func (a *artifact) takes(name string) bool {
+	starts := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+	return filepath.IsLocal(name) && path.Clean(name) == name && slices.ContainsFunc(a.trees, starts) && !slices.ContainsFunc(a.leave, starts)
 }
 
 // engineRelease is the llama.cpp release that the Go binding matches.
@@ -78,6 +93,24 @@ var defaultModel = artifact{
 	files: []fileSum{
 		{"SmolLM2-135M-Instruct.Q4_1.gguf", 98362432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
 	},
+}
+
+// nixlLibs is the directory of NIXL's own libraries in its wheel; the libraries find each other, UCX and
+// the plugins by their places relative to it.
+const nixlLibs = ".nixl_cu12.mesonpy.libs"
+
+// nixlWheel holds the NIXL library with UCX. Of its plugins only UCX is taken: the others
+// (object stores, files, GPU storage) are large and of no use here.
+var nixlWheel = artifact{
+	what: "NIXL library", key: "nixl-cu12-1.5.1-linux-x64", kind: "nixl",
+	client: "pip", spec: "nixl-cu12==1.5.1",
+	// The wheel of one Python version, whatever runs pip: only its C libraries are used.
+	args:    []string{"--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--platform", "manylinux_2_28_x86_64"},
+	archive: "nixl_cu12-1.5.1-cp311-cp311-manylinux_2_28_x86_64.whl", size: 68631568,
+	sum:   "341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a",
+	trees: []string{nixlLibs + "/lib", nixlLibs + "/plugins/libplugin_UCX.so", "nixl_cu12.libs/"},
+	leave: []string{"nixl_cu12.libs/nixl/", "nixl_cu12.libs/libaws-", "nixl_cu12.libs/libazure-", "nixl_cu12.libs/libgusli",
+		"nixl_cu12.libs/libxml2", "nixl_cu12.libs/libcurl", "nixl_cu12.libs/ucx/libucx_perftest"},
 }
 
 // UnsupportedError: Baton has no checked engine library for this platform.

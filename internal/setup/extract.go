@@ -14,19 +14,27 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// extract takes the artifact's files, and nothing else, out of the archive. An entry
-// is used only if its full name is the expected directory and an expected base name,
-// so no name in the archive can lead anywhere else.
-func extract(ctx context.Context, a artifact, archive, dir string) error {
+// extract takes the artifact's files and trees, and nothing else, out of the archive. An entry
+// is used only if its full name is the expected directory and an expected base name, or a clean
+// name in a tree, so no name in the archive can lead anywhere else. It returns what it has written,
+// by paths below dir.
+func extract(ctx context.Context, a artifact, archive, dir string) ([]fileSum, error) {
+	written := slices.Clone(a.files)
 	want := make(map[string]fileSum, len(a.files))
 	for _, f := range a.files {
 		want[path.Join(a.inner, f.name)] = f
 	}
 	take := func(name string, regular bool, size int64, open func() (io.ReadCloser, error)) error {
 		f, ok := want[name]
+		if !ok && regular && a.takes(name) {
+			got, err := writeTree(ctx, dir, fileSum{name: name, size: size}, open)
+			written = append(written, got)
+			return err
+		}
 		if !ok {
 			return nil
 		}
@@ -34,7 +42,8 @@ func extract(ctx context.Context, a artifact, archive, dir string) error {
 			return fmt.Errorf("%w: %s is not a file of %d bytes", ErrArchive, name, f.size)
 		}
 		delete(want, name) // a second entry of that name is ignored
-		return writeChecked(ctx, filepath.Join(dir, f.name), f, open)
+		_, err := writeChecked(ctx, filepath.Join(dir, f.name), f, open)
+		return err
 	}
 	var err error
 	if strings.HasSuffix(archive, ".tgz") {
@@ -43,12 +52,26 @@ func extract(ctx context.Context, a artifact, archive, dir string) error {
 		err = eachZip(archive, take)
 	}
 	if err != nil {
-		return fmt.Errorf("unpack %s: %w", filepath.Base(archive), err)
+		return nil, fmt.Errorf("unpack %s: %w", filepath.Base(archive), err)
 	}
 	for name := range want {
-		return fmt.Errorf("unpack %s: %w: %s is missing", filepath.Base(archive), ErrArchive, name)
+		return nil, fmt.Errorf("unpack %s: %w: %s is missing", filepath.Base(archive), ErrArchive, name)
 	}
-	return nil
+	if len(written) == 0 {
+		return nil, fmt.Errorf("unpack %s: %w: nothing that is needed is in it", filepath.Base(archive), ErrArchive)
+	}
+	return written, nil
+}
+
+// writeTree writes one file of a tree; its sum is what it has.
+func writeTree(ctx context.Context, dir string, f fileSum, open func() (io.ReadCloser, error)) (fileSum, error) {
+	dst := filepath.Join(dir, filepath.FromSlash(f.name))
+	if err := os.MkdirAll(filepath.Dir(dst), 0o755); err != nil {
+		return f, err
+	}
+	var err error
+	f.sum, err = writeChecked(ctx, dst, f, open)
+	return f, err
 }
 
 type takeFunc func(name string, regular bool, size int64, open func() (io.ReadCloser, error)) error
@@ -94,29 +117,29 @@ func eachZip(archive string, take takeFunc) error {
 	return nil
 }
 
-// writeChecked writes one file durably and compares its sum.
-func writeChecked(ctx context.Context, dst string, f fileSum, open func() (io.ReadCloser, error)) (err error) {
+// writeChecked writes one file durably and compares its sum, if it has one; it returns the sum.
+func writeChecked(ctx context.Context, dst string, f fileSum, open func() (io.ReadCloser, error)) (got string, err error) {
 	r, err := open()
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer r.Close()
 	w, err := os.OpenFile(dst, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 	h := sha256.New()
 	// One byte more than expected is read, so that a lying size shows.
 	n, err := io.Copy(io.MultiWriter(w, h), io.LimitReader(&ctxReader{ctx, r}, f.size+1))
 	if err != nil {
-		return err
+		return "", err
 	}
 	if n != f.size {
-		return fmt.Errorf("%w: %s holds %d bytes, not %d", ErrArchive, f.name, n, f.size)
+		return "", fmt.Errorf("%w: %s holds %d bytes, not %d", ErrArchive, f.name, n, f.size)
 	}
-	if got := hex.EncodeToString(h.Sum(nil)); got != f.sum {
-		return &ChecksumError{File: f.name, Want: f.sum, Got: got}
+	if got = hex.EncodeToString(h.Sum(nil)); f.sum != "" && got != f.sum {
+		return "", &ChecksumError{File: f.name, Want: f.sum, Got: got}
 	}
-	return w.Sync()
+	return got, w.Sync()
 }

@@ -70,8 +70,9 @@ func command(a artifact, dir string) ([]string, error) {
 				return nil, missing(err)
 			}
 		}
-		return []string{python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
-			"--progress-bar", "off", "-q", "-d", dir, a.spec}, nil
+		argv := []string{python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+			"--progress-bar", "off", "-q", "-d", dir}
+		return append(append(argv, a.args...), a.spec), nil
 	}
 	return nil, fmt.Errorf("no client called %s", a.client)
 }

@@ -10,6 +10,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -37,7 +39,8 @@ func install(ctx context.Context, cache string, a artifact, out io.Writer) (err 
 	if err := checkSum(ctx, archive, a.sum); err != nil {
 		return err
 	}
-	if err := extract(ctx, a, archive, ready); err != nil {
+	files, err := extract(ctx, a, archive, ready)
+	if err != nil {
 		return err
 	}
 	for name, target := range a.links {
@@ -45,7 +48,7 @@ func install(ctx context.Context, cache string, a artifact, out io.Writer) (err 
 			return fmt.Errorf("link %s: %w", name, err)
 		}
 	}
-	if err := writeStamp(a, ready); err != nil {
+	if err := writeStamp(a, files, ready); err != nil {
 		return err
 	}
 	if err := replace(ready, a.dir(cache), filepath.Join(tmp, "old")); err != nil {
@@ -84,9 +87,9 @@ type stampFile struct {
 
 const stampName = "stamp.json"
 
-func writeStamp(a artifact, dir string) error {
+func writeStamp(a artifact, files []fileSum, dir string) error {
 	s := stamp{Archive: a.sum, Files: map[string]stampFile{}}
-	for _, f := range a.files {
+	for _, f := range files {
 		st, err := os.Stat(filepath.Join(dir, f.name))
 		if err != nil {
 			return fmt.Errorf("write stamp: %w", err)
@@ -116,7 +119,17 @@ func verifyInstalled(a artifact, dir string) error {
 	if err := json.Unmarshal(b, &s); err != nil || s.Archive != a.sum {
 		return errors.New("stamp of another version")
 	}
-	for _, f := range a.files {
+	files := slices.Clone(a.files)
+	if a.trees != nil { // what the archive, whose sum is right, had in them
+		for name, f := range s.Files {
+			files = append(files, fileSum{name, f.Size, f.Sum})
+		}
+		slices.SortFunc(files, func(a, b fileSum) int { return strings.Compare(a.name, b.name) })
+	}
+	if len(files) == 0 {
+		return errors.New("stamp names no files")
+	}
+	for _, f := range files {
 		path := filepath.Join(dir, f.name)
 		st, err := os.Lstat(path)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/baton-pd/baton/internal/dynlib"
@@ -20,12 +21,14 @@ type Options struct {
 	Offline bool      // fetch nothing: what is not there is an error
 	NoModel bool      // the caller has a model of his own
 	LibDir  string    // a directory that holds the engine library already; "" fetches it
+	With    []string  // more parts: "nixl"
 }
 
 // Paths is where the parts are.
 type Paths struct {
 	LibDir string // directory with libllama.so and its companions
 	Model  string // a GGUF file; "" with NoModel
+	NIXL   string // libnixl_capi.so; "" if it was not asked for
 }
 
 // DefaultDir is $BATON_CACHE, or baton in the user's cache directory.
@@ -126,8 +129,53 @@ func plan(o Options) ([]artifact, Paths, error) {
 	if !o.NoModel {
 		want = append(want, defaultModel)
 	}
+	for _, part := range o.With {
+		if part != "nixl" {
+			return nil, Paths{}, fmt.Errorf("no part is called %q: use nixl", part)
+		}
+		if err := nixlHere(runtime.GOOS, runtime.GOARCH); err != nil {
+			return nil, Paths{}, err
+		}
+		want = append(want, nixlWheel)
+	}
 	return want, paths, nil
 }
+
+// nixlHere says whether the pinned wheel is for this platform.
+func nixlHere(goos, goarch string) error {
+	if goos+"/"+goarch != "linux/amd64" {
+		return fmt.Errorf("no NIXL library is known for %s/%s: install %s for it and name its libnixl_capi.so with --nixl-lib", goos, goarch, nixlWheel.spec)
+	}
+	return nil
+}
+
+// LocateNIXL tells where the NIXL library is without fetching or changing anything. dir as in
+// Options.Dir. What `baton setup --with nixl` has fetched comes first, then the package in an
+// environment of Python ($VIRTUAL_ENV, site-packages of the system). An error matches [ErrNotInstalled].
+func LocateNIXL(dir string) (string, error) {
+	dir, err := cacheDir(dir)
+	if err != nil {
+		return "", err
+	}
+	if nixlHere(runtime.GOOS, runtime.GOARCH) == nil && verifyInstalled(nixlWheel, nixlWheel.dir(dir)) == nil {
+		return nixlPath(nixlWheel.dir(dir)), nil
+	}
+	for _, root := range []string{os.Getenv("VIRTUAL_ENV"), "/usr/local", "/usr"} {
+		if root == "" {
+			continue
+		}
+		for _, place := range []string{"lib/python3*/site-packages", "lib/python3*/dist-packages", "lib/python3/dist-packages"} {
+			for _, cuda := range []string{".nixl_cu12.mesonpy.libs", ".nixl_cu13.mesonpy.libs"} {
+				if found, _ := filepath.Glob(filepath.Join(root, place, cuda, "libnixl_capi.so")); len(found) > 0 {
+					return found[len(found)-1], nil
+				}
+			}
+		}
+	}
+	return "", fmt.Errorf("%w: the NIXL library is neither in %s nor in a site-packages directory; run baton setup --with nixl", ErrNotInstalled, dir)
+}
+
+func nixlPath(dir string) string { return filepath.Join(dir, nixlLibs, "libnixl_capi.so") }
 
 func locate(dir string, there []artifact, paths Paths) Paths {
 	for _, a := range there {
@@ -136,6 +184,8 @@ func locate(dir string, there []artifact, paths Paths) Paths {
 			paths.LibDir = a.dir(dir)
 		case "models":
 			paths.Model = filepath.Join(a.dir(dir), a.files[0].name)
+		case "nixl":
+			paths.NIXL = nixlPath(a.dir(dir))
 		}
 	}
 	return paths

@@ -11,6 +11,11 @@
 // tells which leases are late and frees nothing. Pages in the transfer's hold
 // alone are in quarantine.
 //
+// # Layouts
+//
+// [Shards] and [Layout] say how a worker cuts KV up among ranks and pages; [Plan] and [Exchange] list
+// the copies that bring it from one cut to another. Pure; docs/layouts.md has the whole picture.
+//
 // # Concurrency
 //
 // All methods may be called from any goroutine. One mutex guards a pool; it is held

@@ -85,8 +85,9 @@ func Plan(src, dst Side, from, to int) ([]Copy, error) {
 	}
 	p := newPlanner(src.Layout, dst.Layout, h0, h1)
 	pairs := p.pairs()
-	p.out = make([]Copy, 0, len(blocks)*len(pairs))
-	if alternate(dst.Buffers) { // whichever order gives ascending offsets
+	_, outer, inner := p.shape(uint64(blocks[0].n), p.heads.n)
+	p.out = make([]Copy, 0, uint64(len(blocks)*len(pairs))*outer.n*inner.n) // usually enough
+	if alternate(dst.Buffers) {                                             // whichever order gives ascending offsets
 		for page := range pagewise(blocks) {
 			for _, bp := range pairs {
 				p.page(bp, page)
@@ -223,23 +224,13 @@ func (p *planner) page(bp [2]Buffer, blocks []block) {
 	}
 }
 
-// block adds n heads of one block, in the destination's order, the inner dimension as one
-// copy where it is contiguous on both sides.
+// block adds n heads of one block, in the destination's order.
 func (p *planner) block(bp [2]Buffer, b block, head, n uint64) {
 	s, d := &bp[0], &bp[1]
-	c := Copy{Src: s.Region, Dst: d.Region, N: p.row,
+	size, outer, inner := p.shape(uint64(b.n), n)
+	c := Copy{Src: s.Region, Dst: d.Region, N: size,
 		SrcOff: s.Base + uint64(b.src)*s.ItemBytes + uint64(b.srcSlot)*p.srcTok + p.srcHead + head*p.heads.src,
 		DstOff: d.Base + uint64(b.dst)*d.ItemBytes + uint64(b.dstSlot)*p.dstTok + p.dstHead + head*p.heads.dst}
-	outer, inner := strided{uint64(b.n), p.srcTok, p.dstTok}, strided{n, p.heads.src, p.heads.dst}
-	if p.dst.HeadsFirst {
-		outer, inner = inner, outer
-	}
-	if inner.src == c.N && inner.dst == c.N {
-		c.N, inner.n = c.N*inner.n, 1
-	}
-	if inner.n == 1 && outer.src == c.N && outer.dst == c.N {
-		c.N, outer.n = c.N*outer.n, 1
-	}
 	for range outer.n {
 		e := c
 		for range inner.n {
@@ -250,6 +241,23 @@ func (p *planner) block(bp [2]Buffer, b block, head, n uint64) {
 		c.SrcOff += outer.src
 		c.DstOff += outer.dst
 	}
+}
+
+// shape turns some tokens and heads of a page into as few pieces as there are: their size, and the two dimensions
+// in which they repeat.
+func (p *planner) shape(tokens, heads uint64) (size uint64, outer, inner strided) {
+	size = p.row
+	outer, inner = strided{tokens, p.srcTok, p.dstTok}, strided{heads, p.heads.src, p.heads.dst}
+	if p.dst.HeadsFirst {
+		outer, inner = inner, outer
+	}
+	if inner.src == size && inner.dst == size {
+		size, inner.n = size*inner.n, 1
+	}
+	if inner.n == 1 && outer.src == size && outer.dst == size {
+		size, outer.n = size*outer.n, 1
+	}
+	return size, outer, inner
 }
 
 func (p *planner) add(c Copy) {

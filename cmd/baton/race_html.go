@@ -33,9 +33,9 @@ type pageRow struct {
 	Lines       []string // the step, broken to fit
 	WhyLines    []string
 	RoomLines   []string // only where the room has changed
-	// ClientLines only where the client knows something new, ClientBad if that is nothing good.
+	// ClientLines only where the client knows something new.
 	ClientLines []string
-	ClientBad   bool
+	ClientKind  string
 }
 
 // pageLink joins two heights of one lane: consecutive steps, the ends of a write, a state's stay.
@@ -43,6 +43,7 @@ type pageLink struct {
 	X, Y1, Y2 int
 	Lane      int
 	Bad       bool
+	Kind      string // of a stay: live, bad, done
 }
 
 type racePageData struct {
@@ -52,8 +53,7 @@ type racePageData struct {
 	Rows     []pageRow
 	Links    []pageLink // of the three threads
 	Writes   []pageLink
-	States   []pageLink
-	Hangs    []pageLink
+	Stays    []pageLink // of the room and the client in a state
 	Lanes    []lane
 	Explain  []string
 	Faults   string
@@ -69,8 +69,11 @@ type lane struct {
 
 // writeTimelineHTML writes a page that needs nothing else: one SVG, its style inside.
 func writeTimelineHTML(w io.Writer, t *legacy.Timeline, p legacy.Policy, v legacy.Variant) error {
-	d := racePageData{Timeline: t, Policy: p, Variant: v, Explain: paragraphs(explain(t)), Faults: faultWords(t.Faults), Lock: lockWord(t.Unlocked),
+	d := racePageData{Timeline: t, Policy: p, Variant: v, Explain: paragraphs(explain(t)), Faults: faultWords(t.Faults), Lock: "update_status is " + lockWord(t.Unlocked),
 		Wide: pageWide, RoomX: roomX, ClientX: clientX, Top: laneTop}
+	if p.Name == "baton" {
+		d.Lock = "events are applied under the room's lock"
+	}
 	for i, l := range []lane{{Name: "worker", Sub: "transfer worker"}, {Name: "bootstrap", Sub: "hears the decode side"}, {Name: "scheduler", Sub: "polls, ends, clears"}} {
 		l.X = laneLeft + i*laneStep
 		d.Lanes = append(d.Lanes, l)
@@ -85,7 +88,7 @@ func (d *racePageData) lay(t *legacy.Timeline) {
 	y := laneTop + 34
 	var last [3]int
 	roomAt, clientAt, writeAt := 0, 0, 0
-	roomBad, clientBad := false, false
+	roomKind, clientKind := "", ""
 	for _, r := range t.Rows {
 		row := pageRow{Row: r, Y: y, Lane: laneOf(r.Thread)}
 		row.X = laneLeft + row.Lane*laneStep
@@ -96,14 +99,13 @@ func (d *racePageData) lay(t *legacy.Timeline) {
 		}
 		if r.Room != room {
 			row.RoomLines = wrap(r.Room, 34)
-			d.States = stay(d.States, roomX, roomAt, y, roomBad)
-			room, roomAt, roomBad = r.Room, y, r.Failed
+			d.Stays = stay(d.Stays, roomX, roomAt, y, roomKind)
+			room, roomAt, roomKind = r.Room, y, kindOfRoom(r)
 		}
 		if r.Client != client {
-			row.ClientLines = wrap(r.Client, 30)
-			row.ClientBad = strings.Contains(r.Client, "hangs")
-			d.Hangs = stay(d.Hangs, clientX, clientAt, y, clientBad)
-			client, clientAt, clientBad = r.Client, y, row.ClientBad
+			row.ClientLines, row.ClientKind = wrap(r.Client, 30), kindOfClient(r.Client)
+			d.Stays = stay(d.Stays, clientX, clientAt, y, clientKind)
+			client, clientAt, clientKind = r.Client, y, row.ClientKind
 		}
 		if last[row.Lane] > 0 {
 			d.Links = append(d.Links, pageLink{X: row.X, Y1: last[row.Lane], Y2: y, Lane: row.Lane})
@@ -120,16 +122,38 @@ func (d *racePageData) lay(t *legacy.Timeline) {
 	}
 	d.Bottom = y - 10
 	d.High = y + 10
-	d.States = stay(d.States, roomX, roomAt, d.Bottom, roomBad)
-	d.Hangs = stay(d.Hangs, clientX, clientAt, d.Bottom, clientBad)
+	d.Stays = stay(d.Stays, roomX, roomAt, d.Bottom, roomKind)
+	d.Stays = stay(d.Stays, clientX, clientAt, d.Bottom, clientKind)
 }
 
-// stay adds a state's stay between two changes.
-func stay(to []pageLink, x, y1, y2 int, bad bool) []pageLink {
-	if y1 == 0 {
+// stay adds a state's stay between two changes; one without a kind is not drawn.
+func stay(to []pageLink, x, y1, y2 int, kind string) []pageLink {
+	if y1 == 0 || kind == "" {
 		return to
 	}
-	return append(to, pageLink{X: x, Y1: y1, Y2: y2, Bad: bad})
+	return append(to, pageLink{X: x, Y1: y1, Y2: y2, Kind: kind})
+}
+
+func kindOfRoom(r legacy.Row) string {
+	switch {
+	case r.Failed:
+		return "bad"
+	case strings.HasPrefix(r.Room, "forgotten"), strings.HasPrefix(r.Room, "no status"):
+		return ""
+	default:
+		return "live"
+	}
+}
+
+func kindOfClient(client string) string {
+	switch {
+	case strings.Contains(client, "hangs"):
+		return "bad"
+	case strings.HasSuffix(client, "gauge 0"):
+		return "done"
+	default:
+		return "live"
+	}
 }
 
 // paragraphs joins the lines between empty ones.

@@ -14,6 +14,10 @@ go test -race -timeout "${long:-15m}" $(go list ./... | grep -v '/internal/e2e$'
 echo "== fuzz targets"
 if [ -n "${BATON_PROVE:-}" ]; then FUZZTIME=20s scripts/fuzz.sh; else FUZZTOTAL=80 scripts/fuzz.sh; fi || status=1
 
+# Sequential searches that the race detector has nothing to say about, and slows down six times.
+echo "== worlds of the explorer"
+go test -timeout "${long:-15m}" ./internal/model || status=1
+
 echo "== real processes"
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT

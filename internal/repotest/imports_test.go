@@ -16,6 +16,7 @@ import (
 // at the bottom: everybody speaks their words.
 const graph = `
 internal/room:
+internal/model:                        internal/model/explore internal/room
 internal/model/explore:
 internal/model/legacy:                 internal/model/explore internal/room
 internal/kv:                           prometheus golang.org/x/sys

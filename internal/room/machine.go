@@ -36,9 +36,12 @@ func (s Sender) Begun() int { return int(s.begun) }
 func (s Sender) Chunks() int { return int(s.total) }
 
 // Step applies e. It is total and pure.
-func (s Sender) Step(e Event) (Sender, Effects) {
+func (s Sender) Step(e Event) (Sender, Effects) { return s.by(senderIndex, e) }
+
+// by applies e as the table of ix says.
+func (s Sender) by(ix *index, e Event) (Sender, Effects) {
 	var row *Row
-	rows := senderIndex.rows(s.state, s.drain, e.Kind)
+	rows := ix.rows(s.state, s.drain, e.Kind)
 	for i := range rows {
 		if s.holds(rows[i].When, &e) {
 			row = &rows[i]
@@ -112,9 +115,12 @@ func (r Receiver) Landed() int { return int(r.landed) }
 func (r Receiver) Chunks() int { return int(r.total) }
 
 // Step applies e. It is total and pure.
-func (r Receiver) Step(e Event) (Receiver, Effects) {
+func (r Receiver) Step(e Event) (Receiver, Effects) { return r.by(receiverIndex, e) }
+
+// by applies e as the table of ix says.
+func (r Receiver) by(ix *index, e Event) (Receiver, Effects) {
 	var row *Row
-	rows := receiverIndex.rows(r.state, r.drain, e.Kind)
+	rows := ix.rows(r.state, r.drain, e.Kind)
 	for i := range rows {
 		if r.holds(rows[i].When, &e) {
 			row = &rows[i]
@@ -235,6 +241,22 @@ func SenderTable() []Row { return append([]Row(nil), senderRows...) }
 
 // ReceiverTable is a copy of the receiver's table.
 func ReceiverTable() []Row { return append([]Row(nil), receiverRows...) }
+
+// Table is a transition table other than the production one: package model runs wrong
+// ones to see that its checks find them. Nothing else needs it. Immutable.
+type Table struct{ ix *index }
+
+// NewTable copies rows, which must be in the form of [SenderTable] for [SideSender], of
+// [ReceiverTable] for [SideReceiver]: rows of one (node, event) pair together, tried in order.
+func NewTable(side Side, rows []Row) *Table {
+	return &Table{ix: newIndex(side, append([]Row(nil), rows...))}
+}
+
+// Sender is [Sender.Step] by this table.
+func (t *Table) Sender(s Sender, e Event) (Sender, Effects) { return s.by(t.ix, e) }
+
+// Receiver is [Receiver.Step] by this table.
+func (t *Table) Receiver(r Receiver, e Event) (Receiver, Effects) { return r.by(t.ix, e) }
 
 // index finds rows by number. States and drains outside the table have no rows.
 type index [StateSuccess + 1][numDrains][numEvents][]Row

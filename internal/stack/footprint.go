@@ -43,9 +43,12 @@ func (p *Process) Footprint(ctx context.Context) (Footprint, error) {
 	}
 	ports := map[int]bool{}
 	for _, q := range p.s.All() {
-		ports[httpPort(q)] = true
+		ports[portNumber(q.HTTP)] = true
 	}
-	files, in, out, err := openFiles(p.PID(), httpPort(p), ports)
+	for _, addr := range p.s.proxied {
+		ports[portNumber(addr)] = true
+	}
+	files, in, out, err := openFiles(p.PID(), portNumber(p.HTTP), ports)
 	if err != nil {
 		return Footprint{}, err
 	}
@@ -57,9 +60,9 @@ func (p *Process) Footprint(ctx context.Context) (Footprint, error) {
 	return Footprint{Goroutines: int(goroutines) - in - 2*out, Files: files - in - out, Mappings: bytes.Count(maps, []byte("memfd:"))}, nil
 }
 
-// httpPort is the port of p's HTTP side; 0 if its address has none.
-func httpPort(p *Process) int {
-	_, port, _ := net.SplitHostPort(p.HTTP)
+// portNumber is the port of host:port; 0 if it has none.
+func portNumber(addr string) int {
+	_, port, _ := net.SplitHostPort(addr)
 	n, _ := strconv.Atoi(port)
 	return n
 }

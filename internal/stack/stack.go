@@ -81,6 +81,7 @@ type Stack struct {
 	Prefills, Decodes []*Process
 	Router            *Process // nil with NoRouter
 	cfg               Config
+	proxied           []string // addresses from Config.Via before the workers' HTTP sides
 }
 
 // FreePort is a loopback port that was free a moment ago.
@@ -227,6 +228,7 @@ func (s *Stack) backends() ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
+		s.proxied = append(s.proxied, addr)
 		if p.Bootstrap == "" {
 			args = append(args, "--decode", "http://"+addr)
 			continue

@@ -146,7 +146,7 @@ func TestReportedK7Deadline(t *testing.T) {
 		}
 		return time.Duration(ms) * time.Millisecond
 	}
-	t.Run("a slow body is on the client's time", func(t *testing.T) {
+	t.Run("a slow body is on the same clock", func(t *testing.T) {
 		inBubble(t, Config{}, []script{okPrefill}, []script{okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
 			conn, err := b.net.dial(t.Context(), "", "router:80")
 			if err != nil {

@@ -301,7 +301,7 @@ func TestReportedK3Identity(t *testing.T) {
 		w.drained()
 	})
 	// Pages and grant have a new owner; a word about the old one changes nothing there.
-	t.Run("word of the pages' former room", func(t *testing.T) {
+	t.Run("word of the former room", func(t *testing.T) {
 		reg := prometheus.NewRegistry()
 		grants := make(chan tapped, 8)
 		w := newWorld(t, options{pages: 4, metrics: reg, handler: func(h *hub.Senders) session.ServerHandler { return tap{h, grants} }})

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -69,7 +70,7 @@ func unsettled(t *testing.T, what string, v <-chan error) {
 
 // The rest of A's write arrives behind all of B's write into the same page.
 func TestReportedK1PageReuse(t *testing.T) {
-	t.Run("the rest comes behind the new owner's bytes", func(t *testing.T) {
+	t.Run("the rest comes behind the next owner", func(t *testing.T) {
 		p := listen(t, Config{}, page)
 		keyB := room.Key{Room: 78}
 		p.allow(t, 1, transfer.Span{Off: 0, Len: page})
@@ -100,11 +101,13 @@ func TestReportedK2EarlyCompletion(t *testing.T) {
 	// The report: the goroutine that applies stands still, 32 MiB are sent.
 	t.Run("apply stopped", func(t *testing.T) {
 		p := listen(t, Config{}, size+2*page)
-		inside, resume := make(chan string, 1), make(chan struct{})
+		inside, applying := make(chan string, 1), make(chan struct{})
+		resume := sync.OnceFunc(func() { close(applying) })
+		t.Cleanup(resume) // before the target is closed, which waits for its goroutines
 		p.sink.gate = func(s string) {
 			if s == "stop" {
 				inside <- s
-				<-resume
+				<-applying
 			}
 		}
 		p.allow(t, 1, transfer.Span{Off: 0, Len: size + 2*page})
@@ -120,7 +123,7 @@ func TestReportedK2EarlyCompletion(t *testing.T) {
 			unsettled(t, what, v)
 		}
 		p.is(t, "while nothing is applied", 0, size, 0)
-		close(resume)
+		resume()
 		for _, v := range []<-chan error{stop, big, small} {
 			if err := recv(t, v, "verdict"); err != nil {
 				t.Fatal(err)

@@ -1,5 +1,10 @@
 package model
 
+import (
+	"fmt"
+	"slices"
+)
+
 // Fault breaks the world's shells in one place, to show that the explorer finds it.
 type Fault uint8
 
@@ -36,3 +41,31 @@ const (
 	// FaultKeepIndex: a forgotten room stays in the index of grants.
 	FaultKeepIndex
 )
+
+// faultNames are the words of the command line.
+var faultNames = [...]string{
+	FaultNone: "none", FaultEarlyAck: "early-ack", FaultNoTombstone: "no-tombstone", FaultFreeOnDeadline: "free-on-deadline",
+	FaultFreeOnLost: "free-on-lost-peer", FaultNoGeneration: "no-generation", FaultAnySession: "any-session", FaultSkipLast: "skip-last-chunk",
+	FaultNoDeadline: "no-deadline", FaultKeepParked: "keep-parked-grant", FaultNoDigest: "no-digest", FaultNoChecksum: "no-checksum",
+	FaultNoRevoke: "no-revoke", FaultLyingFence: "lying-fence", FaultSilentRefusal: "silent-refusal", FaultKeepIndex: "keep-index",
+}
+
+// String survives unknown values.
+func (f Fault) String() string {
+	if int(f) < len(faultNames) {
+		return faultNames[f]
+	}
+	return fmt.Sprintf("fault(%d)", uint8(f))
+}
+
+// FaultNames are those that ParseFault knows.
+func FaultNames() []string { return faultNames[:] }
+
+// ParseFault reads a name.
+func ParseFault(name string) (Fault, error) {
+	i := slices.Index(faultNames[:], name)
+	if i < 0 {
+		return FaultNone, fmt.Errorf("no fault %q; there are %v", name, faultNames)
+	}
+	return Fault(i), nil
+}

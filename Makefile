@@ -26,6 +26,7 @@ setup: build deps ## fetches the pinned engine library and the default model, ve
 
 testdeps: setup
 	@scripts/deps.sh test
+	@$(BIN) setup --with nixl || echo "testdeps: no NIXL library here; the tests that need it say that they are skipped"
 
 lint:
 	@scripts/lint.sh

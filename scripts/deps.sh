@@ -36,6 +36,7 @@ run)
   ;;
 test)
   need gcc gcc
+  ldconfig -p 2>/dev/null | grep -q 'libstdc++\.so\.6' || missing+=(libstdc++6) # of the NIXL library
   need curl curl
   need python3 python3
   python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -61,7 +62,7 @@ func (u *upFlags) add(c *cobra.Command) {
 	f.StringVar(&u.listen, "listen", "127.0.0.1:8080", "address of the router")
 	f.IntVar(&u.prefills, "prefill", 1, "number of prefill workers")
 	f.IntVar(&u.decodes, "decode", 1, "number of decode workers")
-	f.StringVar(&u.transport, "transport", "auto", "auto, shm or tcp")
+	f.StringVar(&u.transport, "transport", "auto", "auto, shm, tcp or nixl")
 	f.IntVar(&u.threads, "threads", 0, "compute threads of each worker (default: the cores are divided)")
 	f.BoolVar(&u.oversub, "oversubscribe", false, "allow more compute threads than cores (slow: they spin at barriers)")
 	f.StringArrayVar(&u.extra, "worker-flag", nil, "flag for every worker, for example --worker-flag=--max-queue=64 (repeat for more)")
@@ -78,8 +79,8 @@ func (u *upFlags) validate() error {
 		return usagef("--prefill and --decode must be at least 1")
 	case u.prefills+u.decodes > 64:
 		return usagef("%d workers on one machine are too many (64 at most)", u.prefills+u.decodes)
-	case u.transport != "auto" && u.transport != "shm" && u.transport != "tcp":
-		return usagef("--transport %q: use auto, shm or tcp", u.transport)
+	case !slices.Contains([]string{"auto", "shm", "tcp", "nixl"}, u.transport):
+		return usagef("--transport %q: use auto, shm, tcp or nixl", u.transport)
 	case u.threads < 0:
 		return usagef("--threads must not be negative")
 	}

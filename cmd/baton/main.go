@@ -70,7 +70,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
 		newUp(g), newDemo(g), newPrefill(g), newDecode(g), newRouter(g),
-		newSetup(), newChat(), newChaos(), newBench(g), newRace(), newExplore(),
+		newSetup(), newNIXLHelper(), newChat(), newChaos(), newBench(g), newRace(), newExplore(),
 	)
 	strict(root)
 	return root

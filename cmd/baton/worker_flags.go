@@ -136,6 +136,7 @@ type workerFlags struct {
 	transport                   string
 	dataListen, dataAdvertise   string
 	shmDir                      string
+	nixl                        nixlFlags
 	faults                      string
 	roomTrace                   string
 	roomTraceMiB                int
@@ -156,10 +157,11 @@ func (w *workerFlags) add(f *pflag.FlagSet, listen string) {
 	f.IntVar(&w.threads, "threads", 0, "compute threads (default: all cores; never more than cores over all workers of a machine)")
 	f.StringVar(&w.listen, "listen", listen, "address of the HTTP side")
 	f.StringVar(&w.id, "id", "", "name in logs and errors (default: the listening address)")
-	f.StringVar(&w.transport, "transport", "auto", "auto (shm on the same machine, otherwise tcp), shm or tcp")
-	f.StringVar(&w.dataListen, "data-listen", "", "decode: address of the tcp transport (default: the host of --listen, any port)")
+	f.StringVar(&w.transport, "transport", "auto", "auto (shm on the same machine, otherwise tcp), shm, tcp or nixl")
+	f.StringVar(&w.dataListen, "data-listen", "", "decode: address of the tcp transport, or of nixl's control port (default: the host of --listen, any port)")
 	f.StringVar(&w.dataAdvertise, "data-advertise", "", "decode: address that prefill workers reach it by (default: the listening one)")
 	f.StringVar(&w.shmDir, "shm-dir", "", "decode: directory of the shm transport's socket (default: a private one in the temporary directory)")
+	w.nixl.add(f)
 	f.IntVar(&w.maxQueue, "max-queue", 256, "requests that may wait; more are answered 503")
 	f.IntVar(&w.poolMiB, "pool-mib", 512, "MiB of KV memory outside the engine: decode's landing pages, prefill's staging")
 	f.IntVar(&w.pageBytes, "page-bytes", 0, "bytes a page (default: one whole chunk)")
@@ -189,8 +191,8 @@ func hostOf(addr string) string {
 }
 
 // transports builds the enabled ones in order of preference, metered and, if asked
-// for, with faults.
-func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer) ([]transfer.Transport, error) {
+// for, with faults. onPool is set to what wants to know the KV memory, if anything does.
+func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer, onPool *func(transfer.Memory, int)) ([]transfer.Transport, error) {
 	dataListen := w.dataListen
 	if dataListen == "" {
 		dataListen = net.JoinHostPort(hostOf(w.listen), "0")
@@ -208,8 +210,14 @@ func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer) ([
 		add["tcp"]()
 	case "shm", "tcp":
 		add[w.transport]()
+	case "nixl":
+		t, err := w.nixl.open(w.cacheDir, dataListen, w.dataAdvertise)
+		if err != nil {
+			return nil, err
+		}
+		ts, *onPool = append(ts, t), t.UsePool
 	default:
-		return nil, usagef("--transport %q: use auto, shm or tcp", w.transport)
+		return nil, usagef("--transport %q: use auto, shm, tcp or nixl", w.transport)
 	}
 	var rules *fault.Rules
 	if w.faults != "" {
@@ -250,7 +258,7 @@ func (w *workerFlags) build(role string, cfg worker.Config, bootstrap net.Listen
 	}
 	cfg.Metrics = prometheus.NewRegistry()
 	if !cfg.LocalOnly {
-		ts, err := w.transports(cfg.Log, cfg.Metrics)
+		ts, err := w.transports(cfg.Log, cfg.Metrics, &cfg.OnPool)
 		if err != nil {
 			return nil, err
 		}

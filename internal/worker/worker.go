@@ -63,7 +63,9 @@ type Config struct {
 	PoolBytes  int // KV memory outside the engine (decode: landing pages; prefill: staging)
 	// PageBytes: 0 for one whole chunk a page, which lets the engine import in place. Without effect
 	// where chunks are pages of ranks (engine.Info.Shards).
-	PageBytes  int
+	PageBytes int
+	// OnPool, if set, is told the KV memory and its page size in bytes before a transport uses it.
+	OnPool     func(mem transfer.Memory, pageBytes int)
 	PlainPool  bool // anonymous memory instead of a memfd: no shm
 	PoisonPool bool // tests: detect stores into free pages
 	MaxQueue   int  // requests that may wait; more are answered 503
@@ -146,6 +148,10 @@ func (c *Config) openPool(name string) (*kv.Pool, error) {
 	p, err := kv.Open(kv.Config{Name: name, PageBytes: page, Pages: pages, Plain: c.PlainPool, Poison: c.PoisonPool, Log: c.Log})
 	if err != nil {
 		return nil, fmt.Errorf("open KV pool of %d pages of %d bytes: %w", pages, page, err)
+	}
+	if c.OnPool != nil {
+		b, fd := p.Memory()
+		c.OnPool(transfer.Memory{Bytes: b, FD: fd}, page)
 	}
 	return p, nil
 }

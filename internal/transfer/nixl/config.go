@@ -20,6 +20,9 @@ const DefaultTLS = "^cma,knem,xpmem"
 // LibraryEnv names the library when Config.Library does not.
 const LibraryEnv = "BATON_NIXL_LIB"
 
+// ErrNoLibrary: no library was named.
+var ErrNoLibrary = errors.New("nixl: no library: run `baton setup --with nixl`, or name libnixl_capi.so with --nixl-lib or $" + LibraryEnv)
+
 // Config of a [Transport]. Zero fields take the default.
 type Config struct {
 	// Library is the path of libnixl_capi.so. Default: $BATON_NIXL_LIB.
@@ -44,8 +47,8 @@ type Config struct {
 	// Memory is the kind of memory that is registered, DRAM or VRAM, and its device, as in
 	// "VRAM:0". Default DRAM.
 	Memory string
-	// Block is the size in bytes of blocks that are prepared once and then named by index,
-	// if both sides have the same; a pool's page. 0: none.
+	// Block is the size in bytes of blocks that are prepared once and then named by index, if both
+	// sides have the same and no pool was named (Transport.UsePool). 0: none.
 	Block int
 
 	// Handshake bounds a connection's time until it has said hello, and the start of a
@@ -115,7 +118,7 @@ func (c Config) withDefaults() (Config, error) {
 // findLibrary makes the library's path absolute and sees that a file is there.
 func (c *Config) findLibrary() error {
 	if c.Library == "" {
-		return fmt.Errorf("nixl: no library: run `baton setup --with nixl`, or name libnixl_capi.so with --nixl-lib or $%s", LibraryEnv)
+		return ErrNoLibrary
 	}
 	path, err := filepath.Abs(c.Library)
 	if err != nil {
@@ -158,7 +161,7 @@ func (c *Config) env() []string {
 // job is the start command of a helper called name over regions of these sizes.
 func (c *Config) job(name string, regions ...uint64) startJob {
 	kind, device, _ := c.memory() // withDefaults has checked it
-	j := startJob{Library: c.Library, Name: name, Backend: c.Backend, Kind: kind, Device: device, Regions: regions, Block: uint64(c.Block)}
+	j := startJob{Library: c.Library, Name: name, Backend: c.Backend, Kind: kind, Device: device, Regions: regions}
 	for _, k := range slices.Sorted(maps.Keys(c.Params)) {
 		j.Params = append(j.Params, param{k, c.Params[k]})
 	}

@@ -174,7 +174,7 @@ func (c *conn) run(f *frames) error {
 		_ = c.welcome(&welcome{Status: statusFailed, Detail: err.Error()})
 		return err
 	}
-	w := &welcome{Nonce: c.nonce, Metadata: info.Metadata, Base: info.Base, Size: c.t.size, Block: uint64(c.t.tr.cfg.Block)}
+	w := &welcome{Nonce: c.nonce, Metadata: info.Metadata, Base: info.Base, Size: c.t.size, Block: c.t.tr.block()}
 	if err := c.welcome(w); err != nil {
 		return fmt.Errorf("nixl: send welcome: %w", err)
 	}
@@ -218,7 +218,8 @@ func (c *conn) open() (readyInfo, error) {
 		}
 	}
 	child := newChild(on, c.childEnd, c.tick)
-	if err := child.start(cfg, cfg.job(agentName("target"), c.t.size), []*os.File{c.t.memory}); err != nil {
+	j := cfg.job(agentName("target"), c.t.size)
+	if err := child.start(cfg, j, []*os.File{c.t.memory}); err != nil {
 		return readyInfo{}, err
 	}
 	c.t.tr.stats.started.Add(1)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/baton-pd/baton/internal/setup"
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/transfertest"
 )
@@ -26,12 +27,13 @@ func testConfig() Config {
 	return Config{Helper: []string{self, helperArg}, Library: testLibrary()}
 }
 
-// testLibrary is the library that `baton setup --with nixl` has fetched, or "".
+// testLibrary is the library that `baton setup --with nixl` has fetched, or one of the machine's, or "".
 func testLibrary() string {
 	if path := os.Getenv(LibraryEnv); path != "" {
 		return path
 	}
-	return ""
+	path, _ := setup.LocateNIXL("")
+	return path
 }
 
 // needLibrary skips a test on machines without the library.

@@ -145,7 +145,7 @@ func (p *peer) open(ctx context.Context, s transfer.SessionID) error {
 		return fmt.Errorf("the target's memory has %d bytes, its descriptor says %d", w.Size, p.size)
 	}
 	p.nonce = w.Nonce
-	if w.Block == uint64(p.tr.cfg.Block) && p.source != nil {
+	if w.Block == p.tr.block() && p.source != nil {
 		p.block = w.Block
 	}
 	if err := p.await(ctx, ready, "is not ready"); err != nil {
@@ -194,7 +194,7 @@ func (p *peer) start(on func(kind, []byte) error) error {
 		return fmt.Errorf("nixl: map buffer: %w", err)
 	}
 	sizes, files := []uint64{slots * slotBytes}, []*os.File{buffer}
-	if m := p.tr.source.Load(); m != nil && checkMemory(*m) == nil {
+	if m := p.tr.pool.Load(); m != nil && checkMemory(m.Memory) == nil {
 		own, err := unix.FcntlInt(uintptr(m.FD), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return fmt.Errorf("nixl: duplicate memory descriptor: %w", err)
@@ -213,8 +213,8 @@ func (p *peer) start(on func(kind, []byte) error) error {
 	defer p.nonblocking()
 	cfg := &p.tr.cfg
 	j := cfg.job(agentName("source"), sizes...)
-	if p.source == nil {
-		j.Block = 0
+	if p.source != nil {
+		j.Block = p.tr.block()
 	}
 	p.child = newChild(on, p.childEnd, p.tick)
 	if err := p.child.start(cfg, j, append(files, held)); err != nil {

@@ -45,10 +45,16 @@ type counters struct {
 
 // Transport implements [transfer.Transport]. Make it with [New].
 type Transport struct {
-	cfg    Config
-	err    error // of the configuration; returned by Listen and Dial
-	stats  counters
-	source atomic.Pointer[transfer.Memory] // of UseSource
+	cfg   Config
+	err   error // of the configuration; returned by Listen and Dial
+	stats counters
+	pool  atomic.Pointer[pool] // of UsePool
+}
+
+// pool is a process's KV memory.
+type pool struct {
+	transfer.Memory
+	page int // bytes
 }
 
 var _ transfer.Transport = (*Transport)(nil)
@@ -61,10 +67,19 @@ func New(c Config) *Transport {
 	return t
 }
 
-// UseSource makes mem, which must have a descriptor, the memory that later Peers send
-// from without copying. Segments elsewhere are copied through a buffer. mem must
-// outlive the Peers.
-func (t *Transport) UseSource(mem transfer.Memory) { t.source.Store(&mem) }
+// UsePool makes mem, which must have a descriptor and pages of so many bytes, the memory that later
+// Peers send from without copying; segments elsewhere are copied through a buffer. Where both sides
+// have pages of the same size, transfers of whole pages name them by index. mem must outlive
+// Peers and Targets.
+func (t *Transport) UsePool(mem transfer.Memory, page int) { t.pool.Store(&pool{mem, page}) }
+
+// block is the size of prepared blocks.
+func (t *Transport) block() uint64 {
+	if p := t.pool.Load(); p != nil {
+		return uint64(p.page)
+	}
+	return uint64(t.cfg.Block)
+}
 
 // Err says why the transport can not work, or nil.
 func (t *Transport) Err() error { return t.err }

@@ -206,9 +206,7 @@ func printChaos(out io.Writer, rep *chaos.Report, output bool) {
 	fmt.Fprintf(out, "%d restarts of processes, %d failed rooms logged; the slowest request took %v, the latest ended %v after its deadline\n",
 		rep.Restarts, rep.Rooms, rep.Slowest.Round(time.Millisecond), rep.Latest.Round(time.Millisecond))
 	fmt.Fprintf(out, "trace %s\n", rep.Trace)
-	if rep.Stalls > 0 {
-		fmt.Fprintf(out, "this process itself did not run %d times for more than 250 ms; its clients are forgiven as much\n", rep.Stalls)
-	}
+	fmt.Fprintf(out, "router and clients waited %v for a core; deadlines are judged with as much more time\n", rep.Starved.Round(time.Millisecond))
 	fmt.Fprintf(out, "%d violations in %v\n", len(rep.Violations), rep.Took.Round(time.Second))
 	for _, v := range rep.Violations {
 		fmt.Fprintf(out, "  VIOLATION %v\n", v)

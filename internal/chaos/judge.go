@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -59,8 +60,9 @@ type History struct {
 	Requests []*Request
 	Ends     map[int]*End // by Request.ID
 	Faults   []Done
-	// Stalls are times in which this process itself did not run, so that its clock proves nothing.
-	Stalls   []Span
+	// Starved are times in which the router, or this process, wanted to run and got no core, so that being
+	// late proves nothing but that others had them.
+	Starved  []Span
 	Lines    []Line
 	Failures []Failure
 	Lives    []Life
@@ -171,22 +173,30 @@ func (j *judge) disturbed(s Span) (until time.Duration, ok bool) {
 }
 
 // time: by the deadline. A router that is stopped or gone can tell nobody anything: its clients hear of
-// it as soon as it goes on, or at once if it dies; so the bound is then counted from there. The same goes for
-// this process, whose own stalls are no fault of anybody's.
+// it as soon as it goes on, or at once if it dies; so the bound is then counted from there. Time in which the
+// machine gave the router or this process no core is nobody's fault either; a router that hangs wants none.
 func (j *judge) time(r *Request, e *End) {
 	bound := e.Sent + max(r.Deadline, 0) + Slack + e.Paused
 	life := Span{e.Sent, e.Over}
 	if until, hit := j.disturbed(life); hit {
 		bound = max(bound, until+Slack)
 	}
-	for _, s := range j.Stalls {
-		if s.overlaps(life) {
-			bound += s.To - s.From
-		}
-	}
+	bound += j.starved(life)
 	if e.Over > bound {
 		j.blame(InTime, "%v ended %v after its bound: %v", r, (e.Over - bound).Round(time.Millisecond), e)
 	}
+}
+
+// starved adds up the starvation within s. Starved is in order of time.
+func (j *judge) starved(s Span) (sum time.Duration) {
+	first, _ := slices.BinarySearchFunc(j.Starved, s.From, func(x Span, at time.Duration) int { return cmp.Compare(x.To, at) })
+	for _, x := range j.Starved[first:] {
+		if x.From > s.To {
+			break
+		}
+		sum += x.To - x.From
+	}
+	return sum
 }
 
 func (j *judge) text(r *Request, e *End) {

@@ -75,9 +75,12 @@ func TestJudge(t *testing.T) {
 			e.Over = 20 * sec
 			h.Faults = []Done{done(14*sec, 18*sec, "14s stop router for=4s")}
 		}), []Rule{InTime}},
-		"late because this process stood still": {with(one(), func(h *History, e *End) {
-			e.Over, h.Stalls = 17*sec, []Span{{12 * sec, 13500 * time.Millisecond}}
+		"late because there was no core": {with(one(), func(h *History, e *End) {
+			e.Over, h.Starved = 17*sec, []Span{{2 * sec, 3 * sec}, {12 * sec, 12500 * time.Millisecond}, {13 * sec, 13500 * time.Millisecond}}
 		}), nil},
+		"late and there were cores at that time": {with(one(), func(h *History, e *End) {
+			e.Over, h.Starved = 17*sec, []Span{{2 * sec, 9 * sec}, {12 * sec, 12900 * time.Millisecond}, {18 * sec, 20 * sec}}
+		}), []Rule{InTime}},
 		"late for a slow reader": {with(one(), func(h *History, e *End) { e.Over, e.Paused = 17*sec, sec }), nil},
 
 		"no cause":                     {with(failing(room.CodePeerLost, killed), func(h *History, e *End) { e.Cause, e.Broken = nil, "connection reset" }), []Rule{HasCause}},

@@ -63,8 +63,8 @@ type Report struct {
 	Packets  wire.Counts    `json:"packets"`  // what the network did to them
 	Restarts int            `json:"restarts"` // of processes
 	Rooms    int            `json:"failed_rooms"`
-	Stalls   int            `json:"stalls"` // of this process; see History
-	Trace    string         `json:"trace"`  // what the check of the room events saw
+	Starved  time.Duration  `json:"starved_ns"` // for which router and clients had no core; see History
+	Trace    string         `json:"trace"`      // what the check of the room events saw
 	Slowest  time.Duration  `json:"slowest_ns"`
 	// Latest is how long after its deadline the latest request ended; negative: before.
 	Latest     time.Duration `json:"latest_after_deadline_ns"`
@@ -262,7 +262,7 @@ func (r *run) load(outer context.Context) error {
 	every := length / time.Duration(max(r.cfg.Requests, 1))
 	disturbed := make(chan struct{})
 	var others, senders sync.WaitGroup
-	others.Go(func() { r.watchClock(ctx) })
+	others.Go(func() { r.watchCores(ctx) })
 	others.Go(func() { r.progress(ctx) })
 	senders.Go(func() { defer close(disturbed); r.dist.run(ctx, r.cfg.Faults) })
 	for range r.cfg.Clients {
@@ -324,22 +324,17 @@ func (r *run) fill(ctx context.Context, n int) {
 	}
 }
 
-// watchClock notes when this process itself did not run.
-func (r *run) watchClock(ctx context.Context) {
-	const tick, stall = 20 * time.Millisecond, 250 * time.Millisecond
-	t := time.NewTicker(tick)
-	defer t.Stop()
-	last := r.c.now()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return
-		}
+// watchCores notes when the router or this process waited for a core.
+func (r *run) watchCores(ctx context.Context) {
+	const window = 100 * time.Millisecond
+	last, waited := r.c.now(), waits{}
+	waited.step(os.Getpid())
+	for pause(ctx, window) {
 		now := r.c.now()
-		if now-last > stall {
+		lost := max(waited.step(r.s.Router.PID()), waited.step(os.Getpid()), now-last-window)
+		if lost = min(lost, now-last); lost > time.Millisecond {
 			r.mu.Lock()
-			r.hist.Stalls = append(r.hist.Stalls, Span{last, now})
+			r.hist.Starved = append(r.hist.Starved, Span{now - lost, now})
 			r.mu.Unlock()
 		}
 		last = now

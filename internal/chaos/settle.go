@@ -233,7 +233,10 @@ func (r *run) report() *Report {
 	h.Faults, h.Wide = r.dist.done, r.net.wide
 	h.Lines, h.Failures, h.Odd = r.log.lines, r.log.failures, r.log.odd
 	rep := &Report{Seed: r.cfg.Seed, Network: r.net.about, Requests: len(h.Requests), Ends: map[string]int{}, Faults: map[Kind]int{},
-		Packets: r.net.counts(), Rooms: len(h.Failures), Stalls: len(h.Stalls), Trace: traced, Latest: -time.Hour}
+		Packets: r.net.counts(), Rooms: len(h.Failures), Trace: traced, Latest: -time.Hour}
+	for _, s := range h.Starved {
+		rep.Starved += s.To - s.From
+	}
 	for _, q := range h.Requests {
 		e := h.Ends[q.ID]
 		rep.Ends[e.Kind()]++

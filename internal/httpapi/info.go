@@ -109,11 +109,11 @@ func (s *server) serverInfo(w *response, _ *http.Request) *openai.Error {
 	in, sn := s.Info, s.Scheduler.Snapshot()
 	out := map[string]any{
 		"role": s.Role, "disaggregation_mode": s.Role, "version": s.Version, "uptime_seconds": int(s.now().Sub(s.started).Seconds()),
-		"served_model_name": in.ModelName, "model_path": in.ModelPath, "tp_size": 1, "dp_size": 1,
+		"served_model_name": in.ModelName, "model_path": in.ModelPath, "tp_size": max(in.Shards.TP, 1), "pp_size": max(in.Shards.PP, 1), "dp_size": 1,
 		"max_total_num_tokens": in.KVCells, "context_length": in.ContextLen, "max_running_requests": in.MaxSeqs,
 		"allow_local": s.Role == RoleDecode && s.AllowLocal, "live_requests": s.live.count(),
 		"engine": map[string]any{
-			"engine": in.Engine, "model_digest": in.ModelDigest, "kv_layout": in.KVLayout, "attention": in.Attention,
+			"engine": in.Engine, "model_digest": in.ModelDigest, "kv_layout": in.KVLayout, "kv_shards": in.Shards.String(), "attention": in.Attention,
 			"chunk_tokens": in.ChunkTokens, "threads": in.Threads, "vocab_size": in.VocabSize,
 		},
 		"state": map[string]any{

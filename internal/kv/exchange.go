@@ -30,6 +30,16 @@ func NewExchange(src, dst Shards, srcPages, dstPages int) (*Exchange, error) {
 	for i := range x.srcs {
 		srcs[i] = &x.srcs[i]
 	}
+	for _, list := range [][]Layout{x.srcs, x.dsts} {
+		for i := range list {
+			if list[i].TPRank > 0 {
+				continue // laid out as rank 0
+			}
+			if err := list[i].Validate(); err != nil { // pages of such a size and number can not be named
+				return nil, err
+			}
+		}
+	}
 	for d := range x.dsts {
 		peers, err := Peers(srcs, &x.dsts[d])
 		if err != nil {

@@ -320,7 +320,7 @@ func merged(list []Copy) []Copy {
 			next, ends = append(next, from), ends[2:]
 		}
 		if len(ends) == 1 {
-			out = append(out, list[from:]...)
+			copy(other[from:], list[from:]) // no neighbour left to merge with
 			next = append(next, ends[0])
 		}
 		ends = next

@@ -56,6 +56,23 @@ func TestCompatibleNamesTheField(t *testing.T) {
 	}
 }
 
+// TestExchangeRefuses: what a peer says of itself is checked before anything is planned for it.
+func TestExchangeRefuses(t *testing.T) {
+	good := Shards{Model{Layers: 2, KVHeads: 4, HeadDim: 8, ElemBytes: 2}, Split{TP: 2, PP: 2, PageTokens: 16}}
+	three, big, none := good, good, Shards{}
+	three.TP = 3
+	big.PageTokens, big.HeadDim = 1<<20, 1<<10
+	huge := big // the page could be, but not so many of them
+	for name, c := range map[string][2]Shards{"tp": {good, three}, "other model": {good, big}, "none": {good, none}, "too many bytes": {huge, big}} {
+		if _, err := NewExchange(c[0], c[1], 10, 1<<32-1); !errors.Is(err, ErrLayout) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := NewExchange(good, good, 10, 1<<32-1); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRankLayoutRefuses: whatever a peer could describe that would let two things lie in one place, or nowhere.
 func TestRankLayoutRefuses(t *testing.T) {
 	s := Shards{Model{Layers: 4, KVHeads: 4, HeadDim: 8, ElemBytes: 2}, Split{TP: 2, PP: 2, PageTokens: 16}}

@@ -2,6 +2,8 @@ package worker_test
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -48,10 +50,35 @@ func TestRanks(t *testing.T) {
 			for kind, tp := range transports(t) {
 				t.Run(kind, func(t *testing.T) {
 					defer http.DefaultClient.CloseIdleConnections()
-					startTwo(t, ranks(t, c.prefill), ranks(t, c.decode), tp).answers(t)
+					p := startTwo(t, ranks(t, c.prefill), ranks(t, c.decode), tp)
+					p.answers(t)
+					shows(t, p.dAddr, ranks(t, c.decode).WithDefaults())
 				})
 			}
 		})
+	}
+}
+
+// shows asks a worker what its ranks are.
+func shows(t *testing.T, url string, c sim.Config) {
+	t.Helper()
+	res, err := http.Get(url + "/server_info")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	var info struct {
+		TP     int `json:"tp_size"`
+		PP     int `json:"pp_size"`
+		Engine struct {
+			Shards string `json:"kv_shards"`
+		} `json:"engine"`
+	}
+	if err := json.NewDecoder(res.Body).Decode(&info); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf(" tp=%d pp=%d page=%d ", c.TP, c.PP, c.PageTokens); info.TP != c.TP || info.PP != c.PP || !strings.Contains(info.Engine.Shards, want) {
+		t.Errorf("%s shows %+v, want%s", url, info, want)
 	}
 }
 

@@ -31,23 +31,30 @@ func ranks(t *testing.T, settings string) sim.Config {
 // TestRanks serves with workers whose ranks and pages differ: the answers are a hash over every KV byte, of every
 // rank, as it lies in the decode worker's memory.
 func TestRanks(t *testing.T) {
-	for name, c := range map[string]struct{ prefill, decode string }{
-		"tp 1 to 4":          {"tp=1", "tp=4"},
-		"tp 4 to 1":          {"tp=4", "tp=1"},
-		"tp 2 to 4":          {"tp=2", "tp=4"},
-		"pp 2 to 1":          {"pp=2", "pp=1"},
-		"pp 4 to 3":          {"pp=4", "pp=3"},
-		"tp and pp":          {"tp=4,pp=2", "tp=2,pp=3"},
-		"pages 16 to 5":      {"page=16", "page=5"},
-		"pages 7 to 64":      {"page=7", "page=64"},
-		"orders":             {"tp=2,hnd=true,page=6", "tp=4,page=8"},
-		"heads on 4 ranks":   {"heads=2,tp=4", "heads=2,tp=1"},
-		"heads to 8 ranks":   {"heads=2,tp=2,page=3", "heads=2,tp=8,hnd=true"},
-		"latent":             {"heads=1,mla=true,tp=4", "heads=1,mla=true,tp=2,pp=2,page=9"},
-		"everything differs": {"tp=4,pp=3,page=10,hnd=true", "tp=2,pp=2,page=32"},
+	for name, c := range map[string]struct {
+		prefill, decode string
+		both            bool // transports; otherwise tcp
+	}{
+		"tp 1 to 4":          {"tp=1", "tp=4", true},
+		"tp 4 to 1":          {"tp=4", "tp=1", true},
+		"tp 2 to 4":          {"tp=2", "tp=4", true},
+		"pp 2 to 1":          {"pp=2", "pp=1", true},
+		"pp 4 to 3":          {"pp=4", "pp=3", false},
+		"tp and pp":          {"tp=4,pp=2", "tp=2,pp=3", false},
+		"pages 16 to 5":      {"page=16", "page=5", false},
+		"pages 7 to 64":      {"page=7", "page=64", false},
+		"orders":             {"tp=2,hnd=true,page=6", "tp=4,page=8", false},
+		"heads on 4 ranks":   {"heads=2,tp=4", "heads=2,tp=1", false},
+		"heads to 8 ranks":   {"heads=2,tp=2,page=3", "heads=2,tp=8,hnd=true", false},
+		"latent":             {"heads=1,mla=true,tp=4", "heads=1,mla=true,tp=2,pp=2,page=9", false},
+		"everything differs": {"tp=4,pp=3,page=10,hnd=true", "tp=2,pp=2,page=32", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for kind, tp := range transports(t) {
+			kinds := transports(t)
+			if !c.both {
+				delete(kinds, "shm")
+			}
+			for kind, tp := range kinds {
 				t.Run(kind, func(t *testing.T) {
 					defer http.DefaultClient.CloseIdleConnections()
 					p := startTwo(t, ranks(t, c.prefill), ranks(t, c.decode), tp)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/sched"
@@ -70,8 +71,12 @@ func TestReportedK6ForgottenResource(t *testing.T) {
 			if len(h.sched.streams) != refused {
 				t.Errorf("%d prompts were submitted before and after prompt %d was refused", len(h.sched.streams), refused)
 			}
-			for _, s := range h.sched.streams {
-				<-s.closed
+			for i, s := range h.sched.streams {
+				select {
+				case <-s.closed:
+				case <-time.After(10 * time.Second):
+					t.Fatalf("prompt %d lives on after prompt %d was refused", i, refused)
+				}
 			}
 			for _, rid := range []string{"1", "2", "3", "4"} { // and no name is left
 				if _, got, _, _ := h.post("/abort_request", `{"rid":"`+rid+`"}`); strings.TrimSpace(got) != `{"aborted":0}` {

@@ -513,6 +513,10 @@ func TestReportedK7Deadline(t *testing.T) {
 		if n := w.landing.Stats().Allocs; n != 1 {
 			t.Errorf("%d leases were taken", n)
 		}
+		alone := w.sendSizes(3, -time.Second, chunks(1)...) // nobody but its own clock can end it
+		await(t, "its end", alone.Done())
+		failed(t, "sender", alone.State(), alone.Err(), room.CodeDeadline)
+		alone.Release()
 		r.Release()
 		late.Release()
 		w.chunk(s, 1, 0)

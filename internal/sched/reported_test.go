@@ -187,28 +187,36 @@ func TestReportedK8Deadlock(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 	})
-	// A room that has its grant and then never gets its KV holds cells. Those that come after it still pass.
+	// The first in line has its grant and never gets its KV, but holds cells; the second does not fit beside it. Small ones
+	// pass both, and take cells back from the first where they grow; the second has its turn in the end.
 	bubble(t, "a head that never loads", func(t *testing.T) {
 		w := newWorld(t, worldConfig{sim: costs(sim.Config{KVCells: 100, ChunkTokens: 16, Recheck: true}), decode: DecodeConfig{GrowReserve: 2}})
 		defer w.close()
 		rng := newRand(t, 1)
-		dead := w.req(tokens(rng, 60), 20)
+		dead, large := w.req(tokens(rng, 60), 20), w.req(tokens(rng, 70), 10)
 		dead.Deadline = time.Now().Add(30 * time.Second)
 		dd, err := w.d.Submit(context.Background(), dead) // no prefill side
 		if err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
+		ld, lp := w.both(context.Background(), large)
+		synctest.Wait()
 		began := time.Now()
-		for range 20 {
-			r := w.req(tokens(rng, 30), 5)
+		for range 12 {
+			r := w.req(tokens(rng, 30), 20)
 			d, p := w.both(context.Background(), r)
 			w.check(r, read(t, d, 1))
 			read(t, p, 1)
 		}
 		if took := time.Since(began); took > 5*time.Second {
-			t.Errorf("20 requests beside a silent one took %v", took)
+			t.Errorf("12 small requests took %v", took)
 		}
+		if metric(t, w.dreg, "baton_preemptions_total") == 0 {
+			t.Error("no cells were taken back: the test tests less than it says")
+		}
+		w.check(large, read(t, ld, 1))
+		read(t, lp, 1)
 		if a := read(t, dd, 1); a.err == nil || a.err.Code != room.CodeDeadline {
 			t.Errorf("the silent one ended with %v", a.err)
 		}

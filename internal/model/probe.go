@@ -1,13 +1,14 @@
 package model
 
-import "github.com/baton-pd/baton/internal/room"
+import (
+	"math/bits"
+
+	"github.com/baton-pd/baton/internal/room"
+)
 
 // This file judges single steps of the machines by what must hold of every step, wherever it
 // comes from: checks.go asks it about the steps that happen, and probe about those that
 // could, in every machine state that is reached.
-
-// counting are the effects that say: this changed nothing, or only this side's counters.
-const counting = room.FxStale | room.FxDuplicate | room.FxLateCause | room.FxSkip
 
 // ending are the events that end a live room, on either side.
 func ending(k room.EventKind) bool {
@@ -67,22 +68,37 @@ func anyStep(was, now view, changed bool, e room.Event, fx room.Effects) error {
 		return broke(Tells, "%v gives a cause to a room that is %v", e.Kind, now.node)
 	case (now.node.Drain == room.DrainGone && was.node.Drain != room.DrainGone) != fx.Has(room.FxForget):
 		return broke(Returns, "%v from %v to %v has effects %v: a room is forgotten once, when nothing is left", e.Kind, was.node, now.node, fx)
+	case goesOn(was.node.Drain) && !goesOn(now.node.Drain), was.node.Drain == room.DrainGone && now.node.Drain != room.DrainGone:
+		return broke(Returns, "%v leads from %v back to %v", e.Kind, was.node, now.node)
+	case e.Kind != room.EvRelease && goesOn(now.node.Drain) && !goesOn(was.node.Drain):
+		return broke(Returns, "%v leads from %v to %v, as if the owner had let go", e.Kind, was.node, now.node)
 	case e.Kind == room.EvRelease && !goesOn(now.node.Drain):
 		return broke(Returns, "the owner let go in %v, and the room still waits for it in %v", was.node, now.node)
 	}
 	return counted(was, changed, e, fx)
 }
 
-// counted: what changes nothing and does nothing says so, and what says so changes nothing.
+// counted: what changes nothing and does nothing says so, what says so changes nothing, and
+// nothing is counted as two things. A failure of a room that has failed is a late cause.
 func counted(was view, changed bool, e room.Event, fx room.Effects) error {
 	expected := (e.Kind == room.EvFenced || e.Kind == room.EvAck || e.Kind == room.EvAbort) && was.node.State.Terminal()
+	names := bits.OnesCount32(uint32(fx & (room.FxStale | room.FxDuplicate | room.FxLateCause)))
+	failed := was.node.State == room.StateFailed
+	late := failed && was.node.Drain != room.DrainGone && ending(e.Kind)
+	answer := e.Kind == room.EvBegin || e.Kind == room.EvGranted
 	switch {
 	case changed && fx&(room.FxStale|room.FxDuplicate) != 0:
 		return broke(Identity, "%v in %v changes the room and is called %v", e.Kind, was.node, fx)
-	case fx.Has(room.FxLateCause) && was.node.State != room.StateFailed:
-		return broke(Identity, "%v in %v is called a late cause of a room that has none", e.Kind, was.node)
+	case fx.Has(room.FxLateCause) && !late:
+		return broke(Identity, "%v in %v is called a late cause", e.Kind, was.node)
+	case names > 1:
+		return broke(Tells, "%v in %v is counted as %v: once is enough", e.Kind, was.node, fx)
+	case fx.Has(room.FxSkip) && !answer:
+		return broke(Progress, "%v in %v is answered with skip, and asked nothing", e.Kind, was.node)
 	case !changed && fx == 0 && !expected:
 		return broke(Identity, "%v in %v changes nothing and is not counted", e.Kind, was.node)
+	case e.Kind == room.EvRelease && goesOn(was.node.Drain) && !fx.Has(room.FxDuplicate):
+		return broke(Identity, "a second release in %v is not called one", was.node)
 	}
 	return nil
 }
@@ -123,7 +139,10 @@ func senderStep(was, now room.Sender, e room.Event, fx room.Effects) error {
 	case out < 0 && e.Kind != room.EvSettle && e.Kind != room.EvSettleError || out < -1:
 		return broke(Memory, "%v settles %d writes", e.Kind, -out)
 	}
-	return senderDrain(was, now, e, fx)
+	if err := senderDrain(was, now, e, fx); err != nil {
+		return err
+	}
+	return senderTold(was, now, e, fx)
 }
 
 // senderDrain is what holds of acks, settles and the drain of a sender.
@@ -151,6 +170,33 @@ func senderDrain(was, now room.Sender, e room.Event, fx room.Effects) error {
 	}
 	return nil
 }
+
+// senderTold is what holds of what a sender says to the other side and to its owner.
+func senderTold(was, now room.Sender, e room.Event, fx room.Effects) error {
+	n := now.Node()
+	ends := !was.State().Terminal() && n.State.Terminal()
+	waits := owes(was.Node().Drain)
+	abort := e.Kind == room.EvAbort
+	known := e.Kind == room.EvDrop || e.Kind == room.EvCancel || e.Kind == room.EvDeadline || e.Kind == room.EvPeerLost
+	switch {
+	case fx.Has(room.FxGranted) != (was.State() == room.StateBootstrapping && n.State == room.StateWaitingForInput):
+		return broke(Tells, "%v from %v to %v has effects %v: chunks may be sent from the grant on", e.Kind, was.Node(), n, fx)
+	case fx.Has(room.FxSendFailed) && !ends && (e.Kind != room.EvGrant || n.State != room.StateFailed):
+		return broke(Tells, "%v in %v tells decode of a failure", e.Kind, was.Node())
+	case fx.Has(room.FxSendAck) && !abort && (!waits || !drained(n.Drain)), waits && drained(n.Drain) && !fx.Has(room.FxSendAck):
+		return broke(Tells, "%v from %v to %v has effects %v: one ack answers the abort, when all is drained", e.Kind, was.Node(), n, fx)
+	case abort && !fx.Has(room.FxSendAck) && !owes(n.Drain):
+		return broke(Tells, "the abort in %v is neither acked nor owed an ack in %v", was.Node(), n)
+	case !abort && !waits && owes(n.Drain), e.Kind == room.EvPeerLost && owes(n.Drain), waits && owes(n.Drain) != !drained(n.Drain) && e.Kind != room.EvPeerLost:
+		return broke(Tells, "%v from %v to %v: an ack is owed from the abort on until all is drained, or nobody is left to hear it", e.Kind, was.Node(), n)
+	case known && was.State() == room.StateFailed && !fx.Has(room.FxLateCause) && was.Node().Drain != room.DrainGone:
+		return broke(Tells, "%v in %v is not counted as a late cause", e.Kind, was.Node())
+	}
+	return nil
+}
+
+// owes: an ack is owed.
+func owes(d room.Drain) bool { return d == room.DrainOwing || d == room.DrainOrphanOwing }
 
 // receiverStep is what holds of every step of a receiver.
 func receiverStep(was, now room.Receiver, e room.Event, fx room.Effects) error {
@@ -183,8 +229,12 @@ func receiverStep(was, now room.Receiver, e room.Event, fx room.Effects) error {
 		return broke(Memory, "%v in %v frees pages that the transfer does not hold", e.Kind, was.Node())
 	case fx.Has(room.FxFreeTransfer) && !was.State().Terminal() && !fx.Has(room.FxRevoke):
 		return broke(Memory, "%v in %v frees pages of a live grant", e.Kind, was.Node())
-	case was.State().Terminal() && fx.Has(room.FxSendAbort):
-		return broke(Tells, "%v in %v tells the sender again of an end", e.Kind, was.Node())
+	case fx&(room.FxSendAbort|room.FxRevoke) != 0 && (was.State().Terminal() || !n.State.Terminal()):
+		return broke(Tells, "%v from %v to %v has effects %v: prefill is told of an end once, when it comes, and the grant revoked", e.Kind, was.Node(), n, fx)
+	case was.State() == room.StateBootstrapping && fx.Has(room.FxRevoke):
+		return broke(Memory, "%v in %v revokes a grant that was never made", e.Kind, was.Node())
+	case was.State() == room.StateFailed && was.Node().Drain != room.DrainGone && fx&(room.FxLateCause|room.FxDuplicate) == 0 && ending(e.Kind) && e.Kind != room.EvRelease && !foreignTo(room.SideReceiver, e.Kind):
+		return broke(Tells, "%v in %v is not counted as a late cause", e.Kind, was.Node())
 	case holds(was) && drained(n.Drain) && !fx.Has(room.FxFreeTransfer):
 		return broke(Returns, "%v from %v to %v: the transfer never lets go of its pages", e.Kind, was.Node(), n)
 	}

@@ -31,6 +31,7 @@ type BrokenError struct {
 	What      string
 }
 
+// Error names the invariant and how it was broken.
 func (e *BrokenError) Error() string { return fmt.Sprintf("invariant %s: %s", e.Invariant, e.What) }
 
 func broke(inv Invariant, format string, args ...any) error {

@@ -9,6 +9,7 @@ import (
 type Fault uint8
 
 const (
+	// FaultNone: the shells as they are.
 	FaultNone Fault = iota
 	// FaultEarlyAck: an abort is acked at once, though writes are outstanding.
 	FaultEarlyAck

@@ -11,15 +11,15 @@ import (
 type Invariant string
 
 const (
-	Ends     Invariant = "1 ends"
-	Sticks   Invariant = "2 sticks"
-	Tells    Invariant = "3 tells"
-	Memory   Invariant = "4 memory"
-	Returns  Invariant = "5 returns"
-	Identity Invariant = "6 identity"
-	Truth    Invariant = "7 truth"
-	Progress Invariant = "8 progress"
-	Robust   Invariant = "9 robust"
+	Ends     Invariant = "1 ends"     // every room reaches a terminal state
+	Sticks   Invariant = "2 sticks"   // a terminal state and its first cause never change
+	Tells    Invariant = "3 tells"    // an end is told, once, with its cause
+	Memory   Invariant = "4 memory"   // no store outside a live grant, no reuse before drained or fenced
+	Returns  Invariant = "5 returns"  // in the end everything is as in the beginning
+	Identity Invariant = "6 identity" // what is of another life changes nothing and is counted
+	Truth    Invariant = "7 truth"    // delivered and complete mean the right bytes
+	Progress Invariant = "8 progress" // nothing waits in a circle, every question is answered
+	Robust   Invariant = "9 robust"   // every event is expected in every state
 )
 
 // Invariants are all of them, in order.

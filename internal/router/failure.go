@@ -126,7 +126,7 @@ func (l *leg) broken(err error) *failure {
 		f.refused = true
 		return f
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
-		errors.Is(err, io.ErrClosedPipe), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &op):
+		errors.Is(err, io.ErrClosedPipe), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &op), hungUp(err):
 		l.w.probeNow()
 		return l.failed(room.CodePeerLost, true, "broke the connection (%s)", plainError(err))
 	default:
@@ -134,6 +134,10 @@ func (l *leg) broken(err error) *failure {
 		return l.failed(room.CodeProtocol, true, "does not speak HTTP as it should: %s", plainError(err))
 	}
 }
+
+// hungUp reports net/http's error for a connection that its server closed before the request was written. It has
+// no name to compare with. Where the connection has served before, the request is sent over another one unseen.
+func hungUp(err error) bool { return strings.Contains(err.Error(), "server closed idle connection") }
 
 // plainError is err in few words: addresses of connections are noise to clients.
 func plainError(err error) string {

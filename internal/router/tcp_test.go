@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/baton-pd/baton/internal/room"
 )
 
 // These tests use real sockets, whose failures differ from those of pipes.
@@ -175,5 +178,40 @@ func BenchmarkFeed(b *testing.B) {
 		if _, e, err := s.feed([]byte(token)); e != nil || err != nil {
 			b.Fatal(e, err)
 		}
+	}
+}
+
+// hungUpConn is a connection that its server has closed before anything was sent.
+type hungUpConn struct{ net.Conn }
+
+func (hungUpConn) Read([]byte) (int, error)    { return 0, io.EOF }
+func (hungUpConn) Write(p []byte) (int, error) { return len(p), nil }
+
+// TestHungUpBeforeTheRequest: a process that ends with connections in its accept queue closes them. net/http has an
+// error without a name for that, which is no fault of the worker's HTTP.
+func TestHungUpBeforeTheRequest(t *testing.T) {
+	ok := tcpWorker(t, okPrefill)
+	dial := new(net.Dialer)
+	seen := 0
+	for range 100 {
+		c := Config{MaxRetries: -1, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial.DialContext(ctx, network, ok)
+			if err == nil && addr != ok {
+				conn = hungUpConn{conn}
+			}
+			return conn, err
+		}}
+		g := postTCP(t, overTCP(t, c, ok, "127.0.0.1:1").URL)
+		if g.status == http.StatusServiceUnavailable { // a probe was faster
+			continue
+		}
+		if e := g.fails(t, 502, "peer_lost"); strings.Contains(e.Error.Message, "idle") {
+			seen++
+		}
+	}
+	t.Logf("%d of 100 were found before the request was sent", seen) // more with the race detector
+	l := &leg{a: &attempt{rooms: []uint64{1}}, w: &worker{side: room.SideReceiver, kick: make(chan struct{}, 1)}}
+	if f := l.broken(errors.New("http: server closed idle connection")); f.cause().Code != room.CodePeerLost || f.blame != blameDecode {
+		t.Errorf("net/http's words for it become %v, blame %v", f, f.blame)
 	}
 }

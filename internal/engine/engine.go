@@ -147,6 +147,23 @@ type Compute interface {
 	Close() error
 }
 
+// LayerCompute is a [Compute] whose KV of a chunk can be exported in groups of layers, each as soon as it
+// is computed, so that it travels while the later ones are computed.
+type LayerCompute interface {
+	Compute
+	// LayerGroups is in how many groups a chunk comes; constant, 1: only whole.
+	LayerGroups() int
+	// PrefillLayers is Prefill that calls computed(g) on the calling goroutine as soon as the KV of
+	// group g is final: g = 0, 1, ... LayerGroups-1, each once. Of this engine's methods only ExportLayers
+	// may be called from there. When the call ends with an error, of ctx or of computed, the KV is as before it,
+	// and what was exported is worth nothing.
+	PrefillLayers(ctx context.Context, seq Seq, tokens []Token, pos int, computed func(g int) error) error
+	// ExportLayers is Export for one group: it stores into dst, which is as for Export, only the
+	// group's bytes, and says which these are: ranges of dst's parts laid end to end, ascending. The
+	// groups share no byte, and together they make what Export makes. A group that is not computed yet is refused.
+	ExportLayers(seq Seq, p0, p1, g int, dst [][]byte) ([]kv.Range, error)
+}
+
 var (
 	// ErrInterrupted: ctx ended during a computation.
 	ErrInterrupted = errors.New("engine: computation interrupted")

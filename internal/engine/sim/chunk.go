@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"github.com/baton-pd/baton/internal/engine"
+	"github.com/baton-pd/baton/internal/kv"
 )
 
 // Unless it is paged, a chunk is a header and then, layer after layer, the K rows of all its positions
@@ -30,31 +32,67 @@ func (e *Engine) ChunkBytes(n int) int {
 func (e *Engine) Export(s engine.Seq, p0, p1 int, dst [][]byte) error {
 	e.enter()
 	defer e.leave()
+	_, err := e.export(s, p0, p1, 0, e.cfg.Layers, dst)
+	return err
+}
+
+// export copies positions [p0,p1) of layers [from,to) to their places in dst and says where these are.
+func (e *Engine) export(s engine.Seq, p0, p1, from, to int, dst [][]byte) ([]kv.Range, error) {
 	if err := e.hook(OpExport, s, p0, p1-p0); err != nil {
-		return err
+		return nil, err
 	}
 	q, err := e.seq(s)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if p0 < 0 || p0 >= p1 || p1 > len(q.cells) {
-		return fmt.Errorf("sim: export [%d,%d) of a sequence of %d", p0, p1, len(q.cells))
+	cells := q.cells
+	if g := &e.grow; g.q == q { // what is being computed counts as far as it is
+		if to > g.layers && p1 > len(cells) {
+			return nil, fmt.Errorf("sim: export layers [%d,%d) of [%d,%d) while %d are computed", from, to, p0, p1, g.layers)
+		}
+		cells = append(cells[:len(cells):len(cells)], g.cells...)
+	}
+	if p0 < 0 || p0 >= p1 || p1 > len(cells) {
+		return nil, fmt.Errorf("sim: export [%d,%d) of a sequence of %d", p0, p1, len(cells))
 	}
 	if got, want := total(dst), e.ChunkBytes(p1-p0); got != want {
-		return fmt.Errorf("sim: export [%d,%d) into %d bytes, want %d", p0, p1, got, want)
+		return nil, fmt.Errorf("sim: export [%d,%d) into %d bytes, want %d", p0, p1, got, want)
 	}
-	_ = wait(context.Background(), e.cfg.ExportTime)
-	if e.cfg.paged() {
-		return e.pages(q.cells[p0:p1], dst, func(page, row []byte) { copy(page, row) })
+	_ = wait(context.Background(), e.cfg.ExportTime*time.Duration(to-from)/time.Duration(e.cfg.Layers))
+	if cells = cells[p0:p1]; e.cfg.paged() {
+		return e.rangesOfPages(len(cells), from, to), e.pages(cells, dst, from, to, func(page, row []byte) { copy(page, row) })
 	}
-	w, k := parts{list: dst}, &e.mem.ranks[0]
-	w.write(e.header(p0, p1))
-	for j := range k.rows {
-		for _, c := range q.cells[p0:p1] {
+	k := &e.mem.ranks[0]
+	a, b := e.mem.rowsOf(k, from, to)
+	r := kv.Range{Off: uint64(headerBytes + a*len(cells)*k.row), Len: uint64((b - a) * len(cells) * k.row)}
+	w := parts{list: dst, skip: int(r.Off)}
+	if from == 0 {
+		w.skip, r = 0, kv.Range{Len: r.Len + headerBytes}
+		w.write(e.header(p0, p1))
+	}
+	for j := a; j < b; j++ {
+		for _, c := range cells {
 			w.write(k.cell(j, c))
 		}
 	}
-	return nil
+	return []kv.Range{r}, nil
+}
+
+// rangesOfPages says where layers [from,to) lie in the pages of n positions: in each page of a rank that
+// has some of them, side by side.
+func (e *Engine) rangesOfPages(n, from, to int) (out []kv.Range) {
+	s := &e.info.Shards
+	for i := range e.mem.ranks {
+		k := &e.mem.ranks[i]
+		a, b := e.mem.rowsOf(k, from, to)
+		for p := range s.RankPages(n) {
+			if a < b {
+				page := (i*s.RankPages(n) + p) * s.PageBytes()
+				out = append(out, kv.Range{Off: uint64(page + a*s.PageTokens*k.row), Len: uint64((b - a) * s.PageTokens * k.row)})
+			}
+		}
+	}
+	return out
 }
 
 func (e *Engine) header(p0, p1 int) []byte {
@@ -118,7 +156,7 @@ func (e *Engine) place(q *sequence, n int, src [][]byte) error {
 		cells[i] = e.mem.take()
 	}
 	if e.cfg.paged() {
-		if err := e.pages(cells, src, func(page, row []byte) { copy(row, page) }); err != nil {
+		if err := e.pages(cells, src, 0, e.cfg.Layers, func(page, row []byte) { copy(row, page) }); err != nil {
 			for _, c := range cells {
 				e.mem.drop(c)
 			}
@@ -139,10 +177,10 @@ func (e *Engine) place(q *sequence, n int, src [][]byte) error {
 	return nil
 }
 
-// pages walks over the rows of cells and their places in a chunk's pages: rank after rank, token after
+// pages walks over the rows of cells, of layers [from,to), and their places in a chunk's pages: rank after rank, token after
 // token, in each page K before V, layer after layer. A row is one head's where pages are by heads, else all
 // heads' of the rank.
-func (e *Engine) pages(cells []int32, list [][]byte, each func(page, row []byte)) error {
+func (e *Engine) pages(cells []int32, list [][]byte, from, to int, each func(page, row []byte)) error {
 	s := &e.info.Shards
 	per := s.RankPages(len(cells))
 	if len(list) != s.Ranks()*per {
@@ -155,7 +193,8 @@ func (e *Engine) pages(cells []int32, list [][]byte, each func(page, row []byte)
 	}
 	for i := range e.mem.ranks {
 		k := &e.mem.ranks[i]
-		for j := range k.rows {
+		a, b := e.mem.rowsOf(k, from, to)
+		for j := a; j < b; j++ {
 			for n, c := range cells {
 				page, row := list[i*per+n/s.PageTokens], k.cell(j, c)
 				at, slot := j*s.PageTokens*k.row, n%s.PageTokens
@@ -165,8 +204,8 @@ func (e *Engine) pages(cells []int32, list [][]byte, each func(page, row []byte)
 					continue
 				}
 				for h := 0; h < k.row; h += s.HeadDim {
-					from := at + h*s.PageTokens + slot*s.HeadDim
-					each(page[from:from+s.HeadDim], row[h:h+s.HeadDim])
+					first := at + h*s.PageTokens + slot*s.HeadDim
+					each(page[first:first+s.HeadDim], row[h:h+s.HeadDim])
 				}
 			}
 		}

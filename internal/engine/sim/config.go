@@ -24,6 +24,10 @@ type Config struct {
 	HeadsFirst bool // pages are [head][position][dim], not [position][head][dim]
 	Latent     bool // MLA: one vector of HeadDim bytes a position and layer, no K, V or heads
 
+	// LayerGroup is how many layers are exported together while the later ones are computed; 0: a
+	// chunk is exported whole. Costs of a chunk are shared by its layers evenly.
+	LayerGroup int
+
 	ModelName   string // default "sim"
 	ChunkTokens int    // default 64
 	ContextLen  int    // default 4096
@@ -59,8 +63,8 @@ type Op string
 
 // The calls a hook sees.
 const (
-	OpPrefill    Op = "prefill"
-	OpExport     Op = "export"
+	OpPrefill    Op = "prefill" // also PrefillLayers
+	OpExport     Op = "export"  // also ExportLayers
 	OpImport     Op = "import"
 	OpStep       Op = "step"
 	OpNewSampler Op = "sampler"
@@ -120,8 +124,8 @@ func (c Config) Validate() error {
 			return fmt.Errorf("sim: %s is %d, want 1 to %d", f.name, f.v, f.limit)
 		}
 	}
-	if c.EOSEvery < 0 || c.EOSAt < 0 {
-		return errors.New("sim: EOSEvery and EOSAt must not be negative")
+	if c.EOSEvery < 0 || c.EOSAt < 0 || c.LayerGroup < 0 {
+		return errors.New("sim: EOSEvery, EOSAt and LayerGroup must not be negative")
 	}
 	if c.paged() {
 		if err := c.shards().Validate(); err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/baton-pd/baton/internal/engine"
 )
 
-// Engine is a simulated context. It implements [engine.Compute].
+// Engine is a simulated context. It implements [engine.LayerCompute].
 type Engine struct {
 	cfg  Config
 	info engine.Info
@@ -21,6 +21,7 @@ type Engine struct {
 	cell []byte      // scratch for one position
 	busy atomic.Bool // a call is running: finds a second owner
 	shut bool
+	grow growing // the chunk of a running PrefillLayers
 }
 
 // sequence is one slot: the cells of positions 0..len-1 and the digest of their bytes.
@@ -29,7 +30,7 @@ type sequence struct {
 	chain uint64
 }
 
-var _ engine.Compute = (*Engine)(nil)
+var _ engine.LayerCompute = (*Engine)(nil)
 
 // Open makes an engine with its own empty KV memory.
 func Open(cfg Config) (*Engine, error) {
@@ -150,27 +151,41 @@ func (e *Engine) Prefill(ctx context.Context, s engine.Seq, tokens []engine.Toke
 	if err := e.hook(OpPrefill, s, pos, len(tokens)); err != nil {
 		return err
 	}
-	q, err := e.seq(s)
+	q, err := e.chunkOf(s, tokens, pos)
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(tokens) == 0 || len(tokens) > e.cfg.ChunkTokens:
-		return fmt.Errorf("sim: prefill %d tokens, want 1 to %d", len(tokens), e.cfg.ChunkTokens)
-	case pos != len(q.cells):
-		return fmt.Errorf("sim: prefill at position %d of a sequence of %d", pos, len(q.cells))
-	case pos+len(tokens) > e.cfg.ContextLen:
-		return fmt.Errorf("sim: prefill up to position %d, the context ends at %d", pos+len(tokens), e.cfg.ContextLen)
-	case len(tokens) > e.mem.freeCells():
-		return fmt.Errorf("sim: prefill %d tokens with %d cells free: %w", len(tokens), e.mem.freeCells(), engine.ErrNoCells)
-	}
-	if err := wait(ctx, e.cfg.PrefillChunkTime+time.Duration(len(tokens))*e.cfg.PrefillTokenTime); err != nil {
+	if err := wait(ctx, e.chunkTime(len(tokens))); err != nil {
 		return err
 	}
 	for _, t := range tokens {
 		e.compute(q, t)
 	}
 	return nil
+}
+
+// chunkOf is the sequence that tokens continue, if they may.
+func (e *Engine) chunkOf(s engine.Seq, tokens []engine.Token, pos int) (*sequence, error) {
+	q, err := e.seq(s)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case len(tokens) == 0 || len(tokens) > e.cfg.ChunkTokens:
+		return nil, fmt.Errorf("sim: prefill %d tokens, want 1 to %d", len(tokens), e.cfg.ChunkTokens)
+	case pos != len(q.cells):
+		return nil, fmt.Errorf("sim: prefill at position %d of a sequence of %d", pos, len(q.cells))
+	case pos+len(tokens) > e.cfg.ContextLen:
+		return nil, fmt.Errorf("sim: prefill up to position %d, the context ends at %d", pos+len(tokens), e.cfg.ContextLen)
+	case len(tokens) > e.mem.freeCells():
+		return nil, fmt.Errorf("sim: prefill %d tokens with %d cells free: %w", len(tokens), e.mem.freeCells(), engine.ErrNoCells)
+	}
+	return q, nil
+}
+
+// chunkTime is what the prefill of n tokens costs.
+func (e *Engine) chunkTime(n int) time.Duration {
+	return e.cfg.PrefillChunkTime + time.Duration(n)*e.cfg.PrefillTokenTime
 }
 
 // Step computes one token of each row and samples the next.

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"math"
 
 	"github.com/baton-pd/baton/internal/kv"
 )
@@ -78,13 +79,24 @@ func (k *rank) cell(j int, c int32) []byte { return k.rows[j][int(c)*k.row : (in
 func (m *memory) place(k *rank, j int) int { return (k.layer*m.parts+j)*m.model + k.at }
 
 // store writes a position's bytes (K then V of all heads, layer after layer) into cell c of every rank.
-func (m *memory) store(c int32, cell []byte) {
+func (m *memory) store(c int32, cell []byte) { m.storeLayers(c, cell, 0, math.MaxInt) }
+
+// storeLayers does so for layers [from,to).
+func (m *memory) storeLayers(c int32, cell []byte, from, to int) {
 	for i := range m.ranks {
 		k := &m.ranks[i]
-		for j := range k.rows {
+		a, b := m.rowsOf(k, from, to)
+		for j := a; j < b; j++ {
 			copy(k.cell(j, c), cell[m.place(k, j):])
 		}
 	}
+}
+
+// rowsOf gives the row arrays of rank k for layers [from,to) of the model: those from a up to b.
+func (m *memory) rowsOf(k *rank, from, to int) (a, b int) {
+	layers := len(k.rows) / m.parts
+	a, b = min(max(from-k.layer, 0), layers), min(max(to-k.layer, 0), layers)
+	return a * m.parts, b * m.parts
 }
 
 // load reads a position's bytes from cell c. false: ranks that hold the same heads hold different bytes.

@@ -8,13 +8,13 @@ import (
 )
 
 // ParseConfig reads settings as "key=value,...": seed, layers, heads, dim, ctx,
-// cells, eos-every, eos-at (numbers); tp, pp, page (numbers), hnd, mla (true or false),
+// cells, eos-every, eos-at, layer-group (numbers); tp, pp, page (numbers), hnd, mla (true or false),
 // which make the worker one of several ranks; prefill-chunk, prefill-token, step, step-row,
 // export, import, swap (durations such as 2ms); recheck (true or false).
 func ParseConfig(s string) (Config, error) {
 	var c Config
 	ints := map[string]*int{"layers": &c.Layers, "heads": &c.KVHeads, "dim": &c.HeadDim, "ctx": &c.ContextLen,
-		"cells": &c.KVCells, "eos-every": &c.EOSEvery, "eos-at": &c.EOSAt,
+		"cells": &c.KVCells, "eos-every": &c.EOSEvery, "eos-at": &c.EOSAt, "layer-group": &c.LayerGroup,
 		"tp": &c.TP, "pp": &c.PP, "page": &c.PageTokens}
 	flags := map[string]*bool{"recheck": &c.Recheck, "hnd": &c.HeadsFirst, "mla": &c.Latent}
 	times := map[string]*time.Duration{"prefill-chunk": &c.PrefillChunkTime, "prefill-token": &c.PrefillTokenTime, "step": &c.StepTime,

@@ -81,7 +81,8 @@ type Stack struct {
 	Prefills, Decodes []*Process
 	Router            *Process // nil with NoRouter
 	cfg               Config
-	proxied           []string // addresses from Config.Via before the workers' HTTP sides
+	alive             [2]*os.File // a pipe that breaks when this process is gone, however it went; then the others end too
+	proxied           []string    // addresses from Config.Via before the workers' HTTP sides
 }
 
 // FreePort is a loopback port that was free a moment ago.
@@ -98,6 +99,10 @@ func FreePort() (string, error) {
 // start side by side.
 func Start(ctx context.Context, c Config) (*Stack, error) {
 	s := &Stack{cfg: c}
+	var err error
+	if s.alive[0], s.alive[1], err = os.Pipe(); err != nil {
+		return nil, err
+	}
 	fail := func(err error) (*Stack, error) {
 		s.Close()
 		return nil, err
@@ -288,8 +293,8 @@ func (p *Process) Start(ctx context.Context) error {
 		args = slices.Concat(args, extra(p.Name))
 	}
 	cmd := exec.Command(p.s.cfg.Binary, args...)
-	cmd.Env = append(append(os.Environ(), "BATON_READY_FD=3"), p.s.cfg.Env...)
-	cmd.ExtraFiles = []*os.File{w}
+	cmd.Env = append(append(os.Environ(), "BATON_READY_FD=3", "BATON_LIFELINE_FD=4"), p.s.cfg.Env...)
+	cmd.ExtraFiles = []*os.File{w, p.s.alive[0]}
 	cmd.Stdout, cmd.Stderr = p.out, p.out
 	p.out.set(p.Name, p.s.cfg.Log, p.s.cfg.Lines)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -416,6 +421,8 @@ func (s *Stack) Close() {
 	for _, p := range s.All() {
 		p.client.CloseIdleConnections()
 	}
+	_ = s.alive[0].Close() // both are only ever closed
+	_ = s.alive[1].Close()
 }
 
 // WaitHealthy waits until GET url/health answers 200.

@@ -144,15 +144,15 @@ func (p *Proxies) pass(src, dst *net.TCPConn, from, to []string) {
 	}
 }
 
-// current is the worst weather between any of from and any of to.
+// current is the worst of all weather between any of from and any of to.
 func (p *Proxies) current(from, to []string) (w Weather, changed <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range from {
 		for _, b := range to {
-			if x, ok := p.weather[way{a, b}]; ok && (x.Drop > w.Drop || w.Delay+w.Jitter == 0 && w.Drop == 0) {
-				w = x
-			}
+			x := p.weather[way{a, b}]
+			w.Drop, w.Reorder, w.Corrupt, w.Reset = max(w.Drop, x.Drop), max(w.Reorder, x.Reorder), max(w.Corrupt, x.Corrupt), max(w.Reset, x.Reset)
+			w.Delay, w.Jitter = max(w.Delay, x.Delay), max(w.Jitter, x.Jitter)
 		}
 	}
 	return w, p.changed

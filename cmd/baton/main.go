@@ -70,7 +70,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(
 		newUp(g), newDemo(g), newPrefill(g), newDecode(g), newRouter(g),
-		newSetup(), newNIXLHelper(), newChat(), newChaos(), newBench(g), newRace(), newExplore(),
+		newSetup(), newDoctor(), newNIXLHelper(), newChat(), newChaos(), newBench(g), newRace(), newExplore(),
 	)
 	strict(root)
 	return root
@@ -113,6 +113,10 @@ func report(w io.Writer, err error) int {
 	var usage usageError
 	if errors.As(err, &usage) {
 		return 2
+	}
+	var own interface{ ExitStatus() int }
+	if errors.As(err, &own) {
+		return own.ExitStatus()
 	}
 	return 1
 }

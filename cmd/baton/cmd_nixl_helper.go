@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -28,8 +29,8 @@ func (n *nixlFlags) add(f *pflag.FlagSet) {
 }
 
 // open makes the transport. What is wrong with the flags or the library is told here, not at the first request.
-func (n *nixlFlags) open(cacheDir, listen, advertise string) (*nixl.Transport, error) {
-	c := nixl.Config{Library: n.lib, Listen: listen, Advertise: advertise, Backend: n.backend, TLS: n.tls, Devices: n.devices, Memory: n.memory}
+func (n *nixlFlags) open(cacheDir, listen, advertise string, log *slog.Logger) (*nixl.Transport, error) {
+	c := nixl.Config{Library: n.lib, Listen: listen, Advertise: advertise, Backend: n.backend, TLS: n.tls, Devices: n.devices, Memory: n.memory, Log: log}
 	for _, p := range n.params {
 		k, v, ok := strings.Cut(p, "=")
 		if !ok || k == "" {

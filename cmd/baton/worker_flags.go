@@ -211,7 +211,7 @@ func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer, on
 	case "shm", "tcp":
 		add[w.transport]()
 	case "nixl":
-		t, err := w.nixl.open(w.cacheDir, dataListen, w.dataAdvertise)
+		t, err := w.nixl.open(w.cacheDir, dataListen, w.dataAdvertise, log)
 		if err != nil {
 			return nil, err
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,27 +49,29 @@ type child struct {
 	tail lastLines
 
 	started chan error    // cap 1; result of starting the process
+	ready   chan struct{} // closed when the library is there and the memory registered
 	dead    chan struct{} // closed when it is reaped
 	wg      sync.WaitGroup
 
 	// on is called by the reading goroutine for every frame, in order; the body is valid
-	// during the call. end is called once, last.
+	// during the call. end is called once, last; lost: the owner has not asked for it before.
 	on  func(k kind, body []byte) error
-	end func(error)
+	end func(cause error, lost bool)
 	// tick is called by the watchdog, once each watch interval.
 	tick func()
 
 	sendMu sync.Mutex // one frame at a time
 
 	mu    sync.Mutex
-	cause error  // why it was killed; the first stays
+	cause error  // why it ended; the first stays
+	asked bool   // that was the owner's wish
 	ping  uint64 // last one sent
 	pong  uint64 // last one answered
 }
 
 // newChild makes a helper that is not started.
-func newChild(on func(kind, []byte) error, end func(error), tick func()) *child {
-	return &child{on: on, end: end, tick: tick, started: make(chan error, 1), dead: make(chan struct{})}
+func newChild(on func(kind, []byte) error, end func(error, bool), tick func()) *child {
+	return &child{on: on, end: end, tick: tick, started: make(chan error, 1), ready: make(chan struct{}), dead: make(chan struct{})}
 }
 
 // start starts the process and gives it its start command. files become its descriptors from
@@ -96,7 +99,7 @@ func (h *child) start(c *Config, j startJob, files []*os.File) error {
 	h.wg.Go(h.read)
 	h.wg.Go(func() { h.watch(c.Watch, c.Misses) })
 	if err := h.sendJSON(cmdStart, j); err != nil {
-		h.kill(err)
+		h.kill(err, false)
 	}
 	return nil
 }
@@ -127,6 +130,14 @@ func (h *child) read() {
 			break
 		}
 		switch k {
+		case evReady:
+			select {
+			case <-h.ready:
+				err = errOrder
+			default:
+				close(h.ready)
+				err = h.on(k, body)
+			}
 		case evPong:
 			h.mu.Lock()
 			err = words(body, &h.pong)
@@ -137,7 +148,7 @@ func (h *child) read() {
 			err = h.on(k, body)
 		}
 	}
-	h.kill(err)
+	h.kill(err, false)
 	<-h.dead
 	_ = h.uc.Close()
 	h.end(h.reason())
@@ -146,7 +157,13 @@ func (h *child) read() {
 // watch pings the helper and kills it after misses intervals without an answer. It
 // counts its own ticks, not time, so that a worker that was stopped itself does not blame
 // the helper.
+// It begins when the helper is ready: how long a start may take is for who waits for it.
 func (h *child) watch(every time.Duration, misses int) {
+	select {
+	case <-h.ready:
+	case <-h.dead:
+		return
+	}
 	t := time.NewTicker(every)
 	defer t.Stop()
 	missed, unsent := 0, false
@@ -166,7 +183,7 @@ func (h *child) watch(every time.Duration, misses int) {
 		n := h.ping
 		h.mu.Unlock()
 		if missed >= misses {
-			h.kill(errHung)
+			h.kill(errHung, false)
 			return
 		}
 		if unsent {
@@ -178,24 +195,24 @@ func (h *child) watch(every time.Duration, misses int) {
 	}
 }
 
-// kill ends the helper; the first cause is kept. Never blocks.
-func (h *child) kill(cause error) {
+// kill ends the helper; the first cause is kept, and whether it was the owner's wish. Never blocks.
+func (h *child) kill(cause error, asked bool) {
 	h.mu.Lock()
 	if h.cause == nil {
-		h.cause = cause
+		h.cause, h.asked = cause, asked
 	}
 	h.mu.Unlock()
 	_ = h.cmd.Process.Kill() // closes its end of the socket; one that is reaped already is left alone
 }
 
-// reason is why the helper has ended, after its death.
-func (h *child) reason() error {
+// reason is why the helper has ended, after its death, and whether nobody had asked for it.
+func (h *child) reason() (cause error, lost bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if ended(h.cause) {
-		return &HelperError{Reason: fmt.Errorf("it ended by itself: %v", h.cmd.ProcessState), Tail: h.tail.String()}
+	if !h.asked && ended(h.cause) {
+		return &HelperError{Reason: fmt.Errorf("it ended by itself: %v", h.cmd.ProcessState), Tail: h.tail.String()}, true
 	}
-	return h.cause
+	return h.cause, !h.asked
 }
 
 // ended: the other end of a stream is closed, or ours was to wake a reader.
@@ -264,7 +281,7 @@ type lastLines struct {
 }
 
 // tailMax bounds the memory that a talkative library takes, in bytes.
-const tailMax = 2 << 10
+const tailMax = 8 << 10
 
 // Write implements io.Writer.
 func (l *lastLines) Write(p []byte) (int, error) {
@@ -277,10 +294,20 @@ func (l *lastLines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is the last three lines, in one.
+// crashes begin the lines that tell more than what follows them.
+var crashes = []string{"SIG", "fatal error:", "panic:", "terminate called"}
+
+// String is the first line of a crash with the one after it, or else the last three lines, in one.
 func (l *lastLines) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lines := strings.Split(string(bytes.TrimSpace(l.buf)), "\n")
-	return strings.Join(lines[max(0, len(lines)-3):], " | ")
+	show := lines[max(0, len(lines)-3):]
+	for i, line := range lines {
+		if slices.ContainsFunc(crashes, func(c string) bool { return strings.HasPrefix(line, c) }) {
+			show = lines[i:min(i+2, len(lines))]
+			break
+		}
+	}
+	return strings.Join(show, " | ")
 }

@@ -3,6 +3,7 @@ package nixl
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -65,6 +66,8 @@ type Config struct {
 	// Stall is how many Watch intervals a Peer's writes may make no progress, and a
 	// revoked writer may stay inside its grant, before the session is ended. Default 20.
 	Stall int
+	// Log hears of lost helpers and stalled sessions. Default: nobody.
+	Log *slog.Logger
 	// CloseGrace is how long Target.Close waits for writers that only their own end
 	// fences. Default 2 s.
 	CloseGrace time.Duration
@@ -101,6 +104,9 @@ func (c Config) withDefaults() (Config, error) {
 		if *d.p < 0 {
 			return c, errors.New("nixl: config: times must be positive")
 		}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
 	}
 	if _, _, err := c.memory(); err != nil {
 		return c, err
@@ -152,6 +158,9 @@ func (c *Config) memory() (kind string, device uint64, err error) {
 // env is what helpers get besides this process's environment.
 func (c *Config) env() []string {
 	out := []string{"UCX_TLS=" + c.TLS}
+	if os.Getenv("GOTRACEBACK") == "" {
+		out = append(out, "GOTRACEBACK=none") // its last words are then the crash, not registers
+	}
 	if c.Devices != "" {
 		out = append(out, "UCX_NET_DEVICES="+c.Devices)
 	}

@@ -25,7 +25,8 @@ func TestConformance(t *testing.T) {
 			transfertest.Run(t, transfertest.Options{
 				New: func(t *testing.T) (transfer.Transport, transfer.Transport) {
 					target := cfg
-					target.Handshake = 5 * time.Second
+					target.Handshake = 5 * time.Second // garbage waits for it
+					target.CloseGrace = 20 * time.Second
 					return New(target), New(cfg)
 				},
 				Caps:           transfer.Caps{NeedsDrain: true},

@@ -33,6 +33,7 @@ type conn struct {
 	nonce uint64   // first word of its notifications
 	child *child   // nil until started
 	out   *outbox
+	wg    sync.WaitGroup // of the sending and the delivering goroutine
 
 	// Under target.mu.
 	entries map[uint64]*entry // that have entered and not been answered
@@ -125,17 +126,14 @@ func (t *target) serve(tc *net.TCPConn) {
 		_ = c.welcome(&welcome{Status: st})
 		return
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
+	c.wg.Go(func() {
 		if err := c.out.run(tc); err != nil {
 			c.stop(fmt.Errorf("nixl: send: %w", err))
 		}
 	})
-	wg.Go(c.deliver)
+	c.wg.Go(c.deliver)
 	c.stop(c.run(f))
 	gone := c.finish()
-	c.out.close()
-	wg.Wait()
 	_ = tc.Close()
 	t.leave(c, gone)
 }
@@ -239,11 +237,9 @@ func (c *conn) open() (readyInfo, error) {
 }
 
 // childEnd hears that the helper is dead.
-func (c *conn) childEnd(err error) {
-	select {
-	case <-c.ended: // wanted
-	default:
-		c.t.tr.stats.lost.Add(1)
+func (c *conn) childEnd(err error, lost bool) {
+	if lost {
+		c.t.tr.lostHelper("target", c.sess.id, err)
 	}
 	c.stop(err)
 }
@@ -257,7 +253,7 @@ func (c *conn) stop(cause error) {
 		child := c.child
 		c.t.mu.Unlock()
 		if child != nil {
-			child.kill(cause)
+			child.kill(cause, true)
 		}
 		_ = c.tc.SetReadDeadline(time.Unix(1, 0)) // wakes run
 	})
@@ -269,12 +265,15 @@ func (c *conn) finish() (gone bool) {
 	c.t.mu.Lock()
 	child := c.child
 	c.t.mu.Unlock()
-	if child == nil {
-		return true // nobody ever learned how to reach the memory
+	if child != nil {
+		child.kill(c.cause, true) // stop may have come before the helper was known
+		child.wait()
 	}
-	child.kill(c.cause) // stop may have come before the helper was known
-	child.wait()
-	if c.t.fences {
+	text := c.cause.Error()
+	c.out.last(c.tc, append(appendFrame(nil, ctlBye, len(text)), text...))
+	c.wg.Wait()
+	// Without a helper nobody ever learned how to reach the memory.
+	if c.t.fences || child == nil {
 		return true
 	}
 	// The source closes its socket after its helper has died, and the helper holds the
@@ -366,7 +365,7 @@ func (c *conn) activate() {
 	}
 	c.active = want
 	if err := c.child.send(appendWords(nil, cmdActive, want)); err != nil {
-		c.stop(fmt.Errorf("nixl: command helper: %w", err))
+		c.child.kill(err, false) // its end stops the connection and says why
 	}
 }
 
@@ -461,6 +460,11 @@ func (c *conn) settle(seq uint64) {
 // tick is called by the helper's watchdog: a revoked grant whose writer does not leave ends
 // the session.
 func (c *conn) tick() {
+	select {
+	case <-c.ended:
+		return
+	default:
+	}
 	late := false
 	c.t.mu.Lock()
 	for _, g := range c.t.draining {
@@ -472,6 +476,7 @@ func (c *conn) tick() {
 	c.t.mu.Unlock()
 	if late {
 		c.t.tr.stats.stalled.Add(1)
+		c.t.tr.cfg.Log.Warn("a revoked writer did not leave: its session is ended", "transport", "nixl", "session", uint64(c.sess.id))
 		c.stop(errStalled)
 	}
 }

@@ -48,6 +48,7 @@ const (
 	ctlWelcome kind = 48 // welcome
 	ctlAnswer  kind = 49 // u64 seq, u64 verdict
 	ctlRevoke  kind = 50 // u64 grant: leave it
+	ctlBye     kind = 51 // text: why the target ends the connection; the last frame
 )
 
 var (

@@ -46,8 +46,9 @@ func (h *helper) main() int {
 	runtime.LockOSThread()
 	if err := h.run(); err != nil {
 		text := err.Error()
-		_ = h.send(append(appendFrame(nil, evFailed, len(text)), text...)) // the worker may be gone
-		fmt.Fprintln(os.Stderr, "nixl helper:", text)
+		if h.send(append(appendFrame(nil, evFailed, len(text)), text...)) != nil { // the worker is gone, or was never there
+			fmt.Fprintln(os.Stderr, "nixl helper:", text)
+		}
 		return 1
 	}
 	return 0

@@ -119,7 +119,7 @@ func startRaw(t *testing.T, tls string, f *os.File, n int, wrap ...string) (raw,
 	r.child = newChild(func(k kind, body []byte) error {
 		r.events <- event{k, append([]byte(nil), body...)}
 		return nil
-	}, func(err error) { r.ended <- err }, nil)
+	}, func(err error, _ bool) { r.ended <- err }, nil)
 	if err := r.start(&cfg, cfg.job(agentName("lab"), uint64(n)), []*os.File{f}); err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func startRaw(t *testing.T, tls string, f *os.File, n int, wrap ...string) (raw,
 
 // finish kills the helper and returns when it is reaped.
 func (r raw) finish() {
-	r.kill(errSessionClosed)
+	r.kill(errSessionClosed, true)
 	r.wait()
 }
 

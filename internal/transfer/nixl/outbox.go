@@ -6,8 +6,12 @@ import (
 	"time"
 )
 
-// answerTimeout bounds the sending of control frames to somebody who does not read them.
-const answerTimeout = 30 * time.Second
+// answerTimeout bounds the sending of control frames to somebody who does not read them, byeTimeout
+// that of the last ones.
+const (
+	answerTimeout = 30 * time.Second
+	byeTimeout    = time.Second
+)
 
 // outbox sends control frames from whoever has one, without making them wait. Frames that
 // come while others are being sent leave together.
@@ -52,14 +56,17 @@ func (o *outbox) run(c net.Conn) error {
 		for len(o.buf) == 0 && !o.closed {
 			o.more.Wait()
 		}
-		if o.closed {
+		if len(o.buf) == 0 {
 			o.mu.Unlock()
 			return nil
 		}
-		b := o.buf
+		b, limit := o.buf, answerTimeout
+		if o.closed {
+			limit = byeTimeout
+		}
 		o.buf, o.spare = o.spare[:0], nil
 		o.mu.Unlock()
-		_ = c.SetWriteDeadline(time.Now().Add(answerTimeout))
+		_ = c.SetWriteDeadline(time.Now().Add(limit))
 		if _, err := c.Write(b); err != nil {
 			return err
 		}
@@ -69,6 +76,17 @@ func (o *outbox) run(c net.Conn) error {
 			o.mu.Unlock()
 		}
 	}
+}
+
+// last queues a frame after which nothing more is taken; run sends what is there and ends, soon.
+func (o *outbox) last(c net.Conn, frame []byte) {
+	o.mu.Lock()
+	if !o.closed {
+		o.closed, o.buf = true, append(o.buf, frame...)
+	}
+	o.mu.Unlock()
+	_ = c.SetWriteDeadline(time.Now().Add(byeTimeout))
+	o.more.Broadcast()
 }
 
 // close ends run; what is not sent yet is dropped.

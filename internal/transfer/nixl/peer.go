@@ -47,6 +47,8 @@ type peer struct {
 	nonce uint64
 	wg    sync.WaitGroup
 
+	session transfer.SessionID
+
 	size   uint64 // of the target's memory
 	block  uint64 // of prepared blocks on both sides, or 0
 	source []byte // registered memory, or nil
@@ -77,7 +79,7 @@ type piece struct {
 // newPeer shakes hands over tc and starts the helper, both at the same time. tc is closed if it
 // fails.
 func newPeer(ctx context.Context, tr *Transport, tc *net.TCPConn, d transfer.Descriptor, s transfer.SessionID) (*peer, error) {
-	p := &peer{tr: tr, tc: tc, out: newOutbox(), down: make(chan struct{}), pieces: make(map[uint64]piece), size: d.Size}
+	p := &peer{tr: tr, tc: tc, out: newOutbox(), down: make(chan struct{}), pieces: make(map[uint64]piece), size: d.Size, session: s}
 	p.wake.L = &p.mu
 	p.lines.init()
 	for i := range slots {
@@ -93,7 +95,7 @@ func newPeer(ctx context.Context, tr *Transport, tc *net.TCPConn, d transfer.Des
 			err = fmt.Errorf("%w (%v)", context.Cause(ctx), err)
 		}
 		if p.child != nil {
-			p.child.kill(err)
+			p.child.kill(err, true)
 			p.child.wait()
 		}
 		_ = tc.Close() // after the helper's death, see conn.finish
@@ -272,7 +274,7 @@ func (p *peer) fail(err error) {
 		p.stopped = true
 		p.mu.Unlock()
 		p.wake.Broadcast()
-		p.child.kill(p.err)
+		p.child.kill(p.err, true)
 		_ = p.tc.SetDeadline(time.Unix(1, 0)) // wakes who reads or writes
 		p.out.close()
 		close(p.down)
@@ -280,9 +282,9 @@ func (p *peer) fail(err error) {
 }
 
 // childEnd hears that the helper is dead.
-func (p *peer) childEnd(err error) {
-	if err != nil && p.Err() == nil {
-		p.tr.stats.lost.Add(1)
+func (p *peer) childEnd(err error, lost bool) {
+	if lost {
+		p.tr.lostHelper("source", p.session, err)
 	}
 	p.fail(err)
 }
@@ -297,10 +299,11 @@ func (p *peer) tick() {
 		p.still++
 	}
 	p.moved = false
-	late := p.still >= p.tr.cfg.Stall
+	late := p.still >= p.tr.cfg.Stall && !p.stopped
 	p.mu.Unlock()
 	if late {
 		p.tr.stats.stalled.Add(1)
+		p.tr.cfg.Log.Warn("a write makes no progress: its session is ended", "transport", "nixl", "session", uint64(p.session))
 		p.fail(errNoGo)
 	}
 }
@@ -334,6 +337,9 @@ func (p *peer) control() {
 			if err = words(body, &seq); err == nil {
 				p.revoked(transfer.GrantID(seq))
 			}
+		case ctlBye:
+			p.fail(fmt.Errorf("nixl: the target has ended the session: %s", body))
+			return
 		default:
 			err = errOrder
 		}

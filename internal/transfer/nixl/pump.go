@@ -1,9 +1,5 @@
 package nixl
 
-import (
-	"fmt"
-)
-
 // work is what the pump does next.
 type work struct {
 	f    *flight
@@ -31,7 +27,8 @@ func (p *peer) pump() {
 		}
 		buf = appendWrite(buf[:0], &j)
 		if err := p.child.send(buf); err != nil {
-			p.fail(fmt.Errorf("nixl: command helper: %w", err))
+			p.child.kill(err, false) // its end fails the peer and says why
+			break
 		}
 	}
 	<-p.down

@@ -105,6 +105,12 @@ func (t *Transport) Stats() Stats {
 	}
 }
 
+// lostHelper counts and logs the end of a helper that nobody wanted.
+func (t *Transport) lostHelper(side string, s transfer.SessionID, err error) {
+	t.stats.lost.Add(1)
+	t.cfg.Log.Warn("a NIXL helper process was lost; its session ends", "transport", "nixl", "side", side, "session", uint64(s), "err", err)
+}
+
 // Keys of a descriptor's Meta.
 const (
 	metaBackend = "backend"

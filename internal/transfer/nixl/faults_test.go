@@ -1,0 +1,181 @@
+package nixl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/baton-pd/baton/internal/transfer"
+)
+
+// quick is a configuration whose watchdogs do not let a test wait.
+func quick() Config {
+	c := testConfig()
+	c.Watch, c.Misses, c.Stall = 20*time.Millisecond, 25, 1<<30
+	return c
+}
+
+// TestHelperLost: a helper that dies or stops, on either side, ends its session with a cause on both sides,
+// every write is done, the session is fenced, and the next session gets a new helper.
+func TestHelperLost(t *testing.T) {
+	needLibrary(t)
+	for _, side := range []string{"target", "source"} {
+		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGABRT} {
+			t.Run(side+" "+sig.String(), func(t *testing.T) {
+				target, source := New(quick()), New(quick())
+				r := newRig(t, target, source, 64<<20)
+				r.allow(t, 1, transfer.Span{Len: 64 << 20})
+				if err := recv(t, r.post(t, transfer.Write{Grant: 1, Notify: []byte("first"), Segments: []transfer.Segment{{Src: make([]byte, 100)}}}), "Done of the first write"); err != nil {
+					t.Fatal(err)
+				}
+				hurt, other := r.helpers()
+				tr := target
+				if side == "source" {
+					hurt, other, tr = other, hurt, source
+				}
+				if err := hurt.cmd.Process.Signal(sig); err != nil {
+					t.Fatal(err)
+				}
+				done := r.post(t, transfer.Write{Grant: 1, Notify: []byte("second"), Segments: []transfer.Segment{{Src: make([]byte, 32<<20)}}})
+				err := recv(t, done, "Done of a write on a lost helper")
+				if !errors.Is(err, transfer.ErrPeerLost) {
+					t.Errorf("write: %v, want %v", err, transfer.ErrPeerLost)
+				}
+				recv(t, r.peer.Down(), "Down")
+				t.Logf("the source's cause: %v", r.peer.Err())
+				recv(t, r.sink.fenced, "Fenced")
+				recv(t, hurt.dead, "death of the lost helper")
+				recv(t, other.dead, "death of the other helper")
+				if sig == syscall.SIGSTOP && side == "source" && !errors.Is(r.peer.Err(), errHung) {
+					t.Errorf("cause of a stopped helper: %v", r.peer.Err())
+				}
+				// Who hears first of a death, its worker or the other side, is chance.
+				if n := tr.Stats().HelpersLost; n == 0 && sig == syscall.SIGSTOP {
+					t.Errorf("no lost helper was counted at the %s", side)
+				}
+				again(t, r, source)
+			})
+		}
+	}
+}
+
+// again shows that a new session works.
+func again(t *testing.T, r *rig, source *Transport) {
+	t.Helper()
+	if err := r.tgt.OpenSession(2); err != nil {
+		t.Fatal(err)
+	}
+	p, err := source.Dial(context.Background(), r.tgt.Descriptor(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := r.tgt.Allow(transfer.Grant{ID: 2, Key: testKey, Session: 2, Spans: []transfer.Span{{Len: 8}}}); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	if err := p.Post(transfer.Write{Grant: 2, Key: testKey, Segments: []transfer.Segment{{Src: []byte("new life")}}, Done: func(err error) { done <- err }}); err != nil {
+		t.Fatal(err)
+	}
+	if err := recv(t, done, "Done on the new session"); err != nil || string(r.mem[:8]) != "new life" {
+		t.Errorf("write on the new session: %v, memory %q", err, r.mem[:8])
+	}
+}
+
+// TestStalled: a stopped peer is never reported by the library, so the transport counts. Here the watchdogs of the
+// helpers themselves are out of the way.
+func TestStalled(t *testing.T) {
+	needLibrary(t)
+	cfg := testConfig()
+	cfg.Watch, cfg.Misses, cfg.Stall = 20*time.Millisecond, 1<<30, 30
+	t.Run("source notices", func(t *testing.T) {
+		deaf := testConfig()
+		deaf.Watch = time.Hour
+		source := New(cfg)
+		r := newRig(t, New(deaf), source, 64<<20)
+		r.allow(t, 1, transfer.Span{Len: 64 << 20})
+		th, _ := r.helpers()
+		if err := th.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		done := r.post(t, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: make([]byte, 64<<20)}}})
+		if err := recv(t, done, "Done of a write to a stopped target"); !errors.Is(err, errNoGo) {
+			t.Errorf("write: %v, want %v", err, errNoGo)
+		}
+		if n := source.Stats().Stalled; n != 1 {
+			t.Errorf("%d stalls counted", n)
+		}
+	})
+	t.Run("target notices", func(t *testing.T) {
+		deaf := testConfig()
+		deaf.Watch = time.Hour
+		target := New(cfg)
+		r := newRig(t, target, New(deaf), 64<<20)
+		r.allow(t, 1, transfer.Span{Len: 64 << 20})
+		_, sh := r.helpers()
+		if err := sh.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		done := r.post(t, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: make([]byte, 64<<20)}}})
+		for storing := false; !storing; runtime.Gosched() { // else it would just leave
+			r.peer.mu.Lock()
+			storing = len(r.peer.pieces) > 0
+			r.peer.mu.Unlock()
+		}
+		if r.tgt.Revoke(1) {
+			t.Fatal("a grant with a writer inside is fenced at once")
+		}
+		recv(t, r.sink.fenced, "Fenced of a session whose writer does not leave")
+		if n := target.Stats().Stalled; n != 1 {
+			t.Errorf("%d stalls counted", n)
+		}
+		stable := bytes.Clone(r.mem)
+		_ = sh.cmd.Process.Signal(syscall.SIGCONT)
+		if err := recv(t, done, "Done of the writer that ran on"); err == nil {
+			t.Error("its write completed")
+		}
+		if !bytes.Equal(stable, r.mem) {
+			t.Error("bytes were stored after Fenced")
+		}
+	})
+}
+
+// TestNoLibrary: what is not the library is refused by name when a session is made, and costs nothing else.
+func TestNoLibrary(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "libnixl_capi.so")
+	if err := os.WriteFile(bad, []byte("this is no library"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig()
+	cfg.Library = bad
+	tr := New(cfg)
+	mem, f := shared(t, 4096)
+	tgt, err := tr.Listen(transfer.Memory{Bytes: mem, FD: int(f.Fd())}, &testSink{fenced: make(chan transfer.SessionID, 8)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tgt.Close()
+	if err := tgt.OpenSession(1); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := tr.Dial(context.Background(), tgt.Descriptor(), 1); err == nil {
+		_ = p.Close()
+		t.Error("dialled without a library")
+	} else if !strings.Contains(err.Error(), bad) {
+		t.Errorf("the error does not name the library: %v", err)
+	}
+	cfg.Helper = []string{filepath.Join(t.TempDir(), "no such program")}
+	if err := tgt.OpenSession(2); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(cfg).Dial(context.Background(), tgt.Descriptor(), 2); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("dial without a helper program: %v", err)
+	}
+}

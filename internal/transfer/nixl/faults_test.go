@@ -179,3 +179,47 @@ func TestNoLibrary(t *testing.T) {
 		t.Errorf("dial without a helper program: %v", err)
 	}
 }
+
+// TestRevokedWaits: a writer with a piece at its helper is inside until the helper says that it is complete.
+func TestRevokedWaits(t *testing.T) {
+	needLibrary(t)
+	deaf := testConfig()
+	deaf.Watch = time.Hour
+	r := newRig(t, New(deaf), New(deaf), 64<<20)
+	r.allow(t, 1, transfer.Span{Len: 64 << 20})
+	_, sh := r.helpers()
+	if err := sh.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	done := r.post(t, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: make([]byte, 64<<20)}}})
+	for full := false; !full; runtime.Gosched() {
+		r.peer.mu.Lock()
+		full = len(r.peer.pieces) == maxPieces
+		r.peer.mu.Unlock()
+	}
+	if r.tgt.Revoke(1) {
+		t.Fatal("a grant with a writer inside is fenced at once")
+	}
+	// The answer to a write without a grant comes after the revoke on the same connection.
+	if err := recv(t, r.post(t, transfer.Write{Grant: 99}), "the refusal"); !errors.Is(err, transfer.ErrGrant) {
+		t.Fatalf("write without a grant: %v", err)
+	}
+	if len(r.sink.revoked)+len(done) > 0 {
+		t.Fatalf("%d Revoked and %d Done while pieces are with a stopped helper", len(r.sink.revoked), len(done))
+	}
+	if err := sh.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if id := recv(t, r.sink.revoked, "Revoked"); id != 1 {
+		t.Errorf("Revoked of grant %d", id)
+	}
+	stable := bytes.Clone(r.mem)
+	if err := recv(t, done, "Done"); !errors.Is(err, transfer.ErrGrant) {
+		t.Errorf("the cut write: %v, want %v", err, transfer.ErrGrant)
+	}
+	again(t, r, r.tr)
+	copy(stable[:8], r.mem)
+	if !bytes.Equal(stable, r.mem) {
+		t.Error("bytes were stored after Revoked")
+	}
+}

@@ -223,3 +223,41 @@ func TestOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestNoteComesLast: the notification of a write of several pieces is sent when all of them are complete, in
+// whatever order that happens.
+func TestNoteComesLast(t *testing.T) {
+	p := cutter(make([]byte, 20<<20), 0)
+	p.wake.L = &p.mu
+	p.out = newOutbox()
+	f := &flight{Write: transfer.Write{Segments: []transfer.Segment{{Src: p.source}}}, total: 20 << 20, state: stateStoring, line: &line{}, seq: 1}
+	p.ready = append(p.ready, f)
+	var ids []uint64
+	for len(p.ready) > 0 {
+		w, _ := p.take()
+		var j job
+		p.cut(&j, w)
+		p.handOut(&j, w)
+		ids = append(ids, w.id)
+		if j.Note != nil {
+			t.Fatalf("piece %d carries the notification", len(ids))
+		}
+	}
+	if len(ids) != 3 {
+		t.Fatalf("%d pieces, want 3", len(ids))
+	}
+	for i, at := range []int{1, 2, 0} {
+		if f.state != stateStoring || len(p.notes) != 0 {
+			t.Fatalf("after %d of 3 pieces the notification is due", i)
+		}
+		if err := p.done(appendWords(nil, evDone, ids[at])[headerLen:]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.state != stateNoting || len(p.notes) != 1 {
+		t.Error("after all pieces the notification is not due")
+	}
+	if err := p.done(appendWords(nil, evDone, ids[0])[headerLen:]); err == nil {
+		t.Error("a piece was complete twice")
+	}
+}

@@ -82,10 +82,11 @@ type decodeJob struct {
 	// landed is the memory of the chunks that have landed, in order. Valid until the
 	// driver releases the room, which is after over or loaded.
 	landed   [][][]byte
-	imported int  // chunks in rows[0].seq, by import or computed here
-	arrived  bool // the room has succeeded
-	denied   int  // how often the engine refused a chunk for want of cells while nobody ran
-	open     int  // rows without Finish
+	landedAt time.Time // of the last chunk, with landed
+	imported int       // chunks in rows[0].seq, by import or computed here
+	arrived  bool      // the room has succeeded
+	denied   int       // how often the engine refused a chunk for want of cells while nobody ran
+	open     int       // rows without Finish
 }
 
 func (j *decodeJob) chunks() int { return len(j.bounds) - 1 }
@@ -234,6 +235,7 @@ func (d *Decode) lead(j *decodeJob) transfer.Receiving {
 func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 	granted, landed, done := recv.Granted(), recv.Landed(), recv.Done()
 	var chunks [][][]byte
+	var last time.Time // when the last of them landed
 	for {
 		select {
 		case <-granted:
@@ -248,10 +250,10 @@ func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 			case !ok:
 				landed = nil // done says the rest
 				if len(chunks) == j.chunks() {
-					d.loop.post(func() { j.landed = append(j.landed, chunks...) })
+					d.loop.post(func() { j.landed, j.landedAt = append(j.landed, chunks...), last })
 				}
 			case i < j.chunks(): // in order; a prompt of one token has an empty chunk
-				chunks = append(chunks, recv.Chunk(i))
+				chunks, last = append(chunks, recv.Chunk(i)), time.Now()
 			}
 		case <-done:
 			if err := recv.Err(); err != nil {

@@ -250,6 +250,9 @@ func (d *Decode) computeLocal() bool {
 
 // load makes the choices of a job whose prompt is in the engine resident.
 func (d *Decode) load(j *decodeJob) {
+	if !j.landedAt.IsZero() {
+		since(d.met.exposed, j.landedAt)
+	}
 	d.loading, d.local = without(d.loading, j), without(d.local, j)
 	for i, r := range j.rows {
 		if i > 0 {

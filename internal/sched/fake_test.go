@@ -3,6 +3,7 @@ package sched
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/transfer"
@@ -25,10 +26,19 @@ type fakeHubs struct {
 	corrupt  func(key room.Key, i int, b []byte)
 	sent     []room.Key // order of Send
 	waitings int        // Buffer calls that had to wait
+	parted   []fakePart // every SendPart
+	parts    []fakePart // in order of SendPart
 }
 
 func newFakeHubs() *fakeHubs {
 	return &fakeHubs{rooms: map[room.Key]*fakeRoom{}, staging: 4, freed: make(chan struct{})}
+}
+
+// fakePart is one call of SendPart.
+type fakePart struct {
+	key   room.Key
+	chunk int
+	at    time.Time
 }
 
 type fakeRoom struct {
@@ -40,7 +50,9 @@ type fakeRoom struct {
 	state          room.State
 	cause          *room.Cause
 	stage, dest    [][]byte
-	sender, recver bool // opened
+	parts          []byte // bytes of the chunk that is being sent in parts
+	named          int    // how many of them
+	sender, recver bool   // opened
 	digest         [2]uint64
 	held           []int // sent chunks that have not landed
 	isGranted      bool
@@ -207,6 +219,35 @@ func (s *fakeSending) Send(i int) {
 	if !s.h.hold {
 		s.land()
 	}
+}
+
+// SendPart keeps the bytes as they are now. The last part panics if not every byte was named once or one has changed since.
+func (s *fakeSending) SendPart(i int, bytes []transfer.Span, last bool) {
+	s.h.mu.Lock()
+	b := s.stage[i]
+	if b == nil {
+		panic("a part was sent without a buffer")
+	}
+	if s.parts == nil {
+		s.parts, s.named = make([]byte, len(b)), 0
+	}
+	for _, r := range bytes {
+		s.named += copy(s.parts[r.Off:r.Off+r.Len], b[r.Off:r.Off+r.Len])
+	}
+	s.h.parted = append(s.h.parted, fakePart{s.key, i, time.Now()})
+	if !s.state.Terminal() {
+		s.state = room.StateTransferring
+	}
+	if !last {
+		s.h.mu.Unlock()
+		return
+	}
+	if !s.state.Terminal() && (s.named != len(b) || string(s.parts) != string(b)) {
+		panic("the parts are not the chunk")
+	}
+	s.parts = nil
+	s.h.mu.Unlock()
+	s.Send(i)
 }
 
 // land applies what was sent; h.mu is held.

@@ -20,12 +20,17 @@ type metrics struct {
 	e2e        prometheus.Histogram
 	step       prometheus.Histogram
 	chunk      prometheus.Histogram
+	exportTime prometheus.Histogram
 	importTime prometheus.Histogram
+	exposed    prometheus.Histogram
 	batch      prometheus.Histogram
 }
 
 // secondBuckets reach from a step of a small model to a long request.
 var secondBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
+
+// transferBuckets reach from the copy of a chunk to a transfer that was not hidden at all.
+var transferBuckets = prometheus.ExponentialBuckets(1e-4, 2, 18)
 
 func newMetrics(reg prometheus.Registerer, side room.Side, c *census) *metrics {
 	counter := func(name, help string) prometheus.Counter {
@@ -49,15 +54,19 @@ func newMetrics(reg prometheus.Registerer, side room.Side, c *census) *metrics {
 		e2e:        hist("e2e_request_latency_seconds", "From submission to the end, requests that ended well.", secondBuckets),
 		step:       hist("engine_step_seconds", "One decode step of the running batch.", secondBuckets),
 		chunk:      hist("engine_chunk_seconds", "One prompt chunk computed.", secondBuckets),
+		exportTime: hist("engine_export_seconds", "One computed chunk copied out of the engine.", transferBuckets),
+		exposed: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "baton", Name: "kv_exposed_transfer_seconds",
+			Help:        "What a request waits for its KV beyond compute: on the prefill side from the end of its last chunk's computation to the room's success, on the decode side from the last chunk's landing to the end of the last import.",
+			ConstLabels: prometheus.Labels{"side": side.String()}, Buckets: transferBuckets}),
 		importTime: hist("engine_import_seconds", "One landed chunk imported.", secondBuckets),
 		batch:      hist("engine_batch_rows", "Rows of a decode step.", []float64{1, 2, 4, 8, 16, 32, 64, 128}),
 	}
 	if reg == nil {
 		return m
 	}
-	all := []prometheus.Collector{m.requests, m.prompt, m.e2e, m.chunk}
+	all := []prometheus.Collector{m.requests, m.prompt, m.e2e, m.chunk, m.exposed}
 	if side == room.SideSender {
-		all = append(all,
+		all = append(all, m.exportTime,
 			gauge("num_prefill_bootstrap_queue_reqs", "Requests whose room has no grant yet.", phaseBootstrap),
 			gauge("num_prefill_inflight_queue_reqs", "Requests whose last chunks are being applied.", phaseInflight),
 			gauge("num_running_reqs", "Requests whose prompt is being computed.", phaseForward),

@@ -3,6 +3,7 @@ package sched
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -40,6 +41,7 @@ type Prefill struct {
 	core
 	senders   transfer.Senders
 	maxActive int
+	layers    engine.LayerCompute // the engine, if chunks can leave layer by layer; otherwise nil
 
 	// Owned by the loop goroutine.
 	waiting line[*prefillJob]
@@ -53,9 +55,9 @@ type prefillJob struct {
 	*life
 	sending transfer.Sending
 	bounds  []int // chunk i is tokens [bounds[i], bounds[i+1])
-	// want tells the driver that staging for the next chunk is needed. Capacity:
+	// want tells the driver for which chunk staging is needed next. Capacity:
 	// one entry a chunk, so the loop never blocks.
-	want chan struct{}
+	want chan int
 	// claim decides once whether the engine ever works for the request: unclaimed, then
 	// claimEngine by the loop when it gives it cells, or claimGone by the driver when
 	// the request ends first.
@@ -66,6 +68,9 @@ type prefillJob struct {
 	computed int        // chunks whose KV is in seq
 	exported int        // chunks handed to the room; exported <= computed
 	staged   [][][]byte // staging of chunks exported, exported+1, ...
+	// forwarded is when the last chunk was computed. The driver reads it when the room has succeeded, which
+	// comes after the loop has handed that chunk over.
+	forwarded time.Time
 }
 
 // Values of prefillJob.claim.
@@ -90,6 +95,9 @@ func NewPrefill(c PrefillConfig) *Prefill {
 	}
 	p := &Prefill{senders: c.Senders, maxActive: c.MaxActive}
 	p.init(room.SideSender, c.Engine, c.MaxQueue, c.StallAfter, c.Log, c.Registerer)
+	if l, ok := c.Engine.(engine.LayerCompute); ok && l.LayerGroups() > 1 {
+		p.layers = l
+	}
 	p.queued = []phase{phaseBootstrap, phaseWaiting}
 	p.account = c.Account
 	if p.maxActive <= 0 {
@@ -117,7 +125,7 @@ func (p *Prefill) Submit(ctx context.Context, r *Request) (Stream, error) {
 		return nil, c
 	}
 	j := &prefillJob{life: l, bounds: bounds(len(r.Prompt), p.info.ChunkTokens)}
-	j.want = make(chan struct{}, len(j.bounds))
+	j.want = make(chan int, len(j.bounds))
 	s, err := p.senders.Open(transfer.OpenSender{
 		Key: r.Bootstrap.Key, Deadline: r.Deadline, Chunks: chunkSizes(j.bounds, p.eng.ChunkBytes), Bounds: j.bounds, Digest: transfer.Digest(r.Prompt),
 	})
@@ -188,15 +196,14 @@ func (p *Prefill) lead(j *prefillJob) {
 		j.enter(phaseWaiting)
 		p.loop.post(func() { p.enqueue(j) })
 	}
-	for next := 0; ; {
+	for {
 		select {
-		case <-j.want:
-			buf, err := j.sending.Buffer(j.ctx, next)
+		case i := <-j.want:
+			buf, err := j.sending.Buffer(j.ctx, i)
 			if err != nil {
 				p.bufferFailed(j, err)
 				return
 			}
-			next++
 			p.loop.post(func() { j.staged = append(j.staged, buf) })
 		case <-j.sending.Done():
 			p.ended(j)
@@ -216,6 +223,9 @@ func (p *Prefill) ended(j *prefillJob) bool {
 			j.fail(room.CauseOf(err))
 		} else {
 			j.mark(func(t *Phases) *time.Time { return &t.Transferred })
+			if j.chunks() > 0 {
+				since(p.met.exposed, j.forwarded)
+			}
 		}
 		return true
 	default:
@@ -325,15 +335,23 @@ func (p *Prefill) admitWaiting() {
 
 // compute runs the next chunk of j.
 func (p *Prefill) compute(j *prefillJob) {
-	j.want <- struct{}{} // staging is waited for while the chunk is computed
-	a, b := j.bounds[j.computed], j.bounds[j.computed+1]
-	began := time.Now()
-	err := p.loop.call([]*life{j.life}, func(ctx context.Context) error {
+	i := j.computed
+	a, b := j.bounds[i], j.bounds[i+1]
+	early := p.early(j)
+	if early == nil {
+		j.want <- i // staging is waited for while the chunk is computed
+	}
+	began, exports := time.Now(), time.Duration(0)
+	err := p.loop.call([]*life{j.life}, func(ctx context.Context) (err error) {
+		if early != nil {
+			exports, err = p.computeLayers(ctx, j, early)
+			return err
+		}
 		return p.eng.Prefill(ctx, j.seq, j.req.Prompt[a:b], a)
 	})
 	switch {
 	case err == nil:
-		since(p.met.chunk, began)
+		p.met.chunk.Observe((time.Since(began) - exports).Seconds())
 		j.computed++
 	case errors.Is(err, engine.ErrInterrupted) && j.dead():
 		p.release(j)
@@ -342,18 +360,78 @@ func (p *Prefill) compute(j *prefillJob) {
 		p.failed(j, "prefill of a chunk", err)
 		return
 	}
+	if early != nil {
+		j.exported++
+		p.met.exportTime.Observe(exports.Seconds())
+	} else if j.computed == j.chunks() {
+		j.forwarded = time.Now()
+	}
 	p.export(j)
+}
+
+// noWait asks for staging only if there is some.
+var noWait = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// early is staging for j's next chunk if its layers may leave one by one: all chunks before it have left and
+// there is staging at once. Otherwise nil: the chunk is computed first, so the engine never waits for staging.
+func (p *Prefill) early(j *prefillJob) [][]byte {
+	if p.layers == nil || j.exported < j.computed {
+		return nil
+	}
+	buf, err := j.sending.Buffer(noWait, j.computed)
+	if err != nil { // the driver asks again, and learns it if the room has ended
+		return nil
+	}
+	return buf
+}
+
+// computeLayers runs the next chunk of j and hands over each group of layers when it is computed. It
+// returns the time that exports took.
+func (p *Prefill) computeLayers(ctx context.Context, j *prefillJob, buf [][]byte) (exports time.Duration, err error) {
+	i, groups, next := j.computed, p.layers.LayerGroups(), 0
+	a, b := j.bounds[i], j.bounds[i+1]
+	err = p.layers.PrefillLayers(ctx, j.seq, j.req.Prompt[a:b], a, func(g int) error {
+		if g != next || g >= groups {
+			return fmt.Errorf("layer group %d of %d was computed when %d was next", g, groups, next)
+		}
+		next++
+		began, last := time.Now(), next == groups
+		ranges, err := p.layers.ExportLayers(j.seq, a, b, g, buf)
+		if err != nil {
+			return err
+		}
+		exports += time.Since(began)
+		spans := make([]transfer.Span, len(ranges))
+		for k, r := range ranges {
+			spans[k] = transfer.Span(r)
+		}
+		if last && i == j.chunks()-1 {
+			j.forwarded = began
+			j.enter(phaseInflight) // before the last part: the room may succeed at once
+		}
+		j.sending.SendPart(i, spans, last)
+		return nil
+	})
+	if err == nil && next < groups {
+		err = fmt.Errorf("the engine computed %d of %d layer groups", next, groups)
+	}
+	return exports, err
 }
 
 // export hands over the computed chunks for which there is staging memory.
 func (p *Prefill) export(j *prefillJob) bool {
 	worked := false
 	for j.exported < j.computed && len(j.staged) > 0 && !j.dead() {
-		i := j.exported
+		i, began := j.exported, time.Now()
 		if err := p.eng.Export(j.seq, j.bounds[i], j.bounds[i+1], j.staged[0]); err != nil {
 			p.failed(j, "export of a chunk", err)
 			return true
 		}
+		since(p.met.exportTime, began)
 		j.staged = j.staged[1:]
 		j.exported++
 		worked = true

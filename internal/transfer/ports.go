@@ -39,11 +39,18 @@ type Sending interface {
 	Err() error
 	State() room.State
 	// Buffer returns staging memory for chunk i (parts adding up to Chunks[i]),
-	// waiting for room in the staging pool; an error if the room or ctx ended.
+	// waiting for room in the staging pool; an error if the room or ctx ended. With a ctx that
+	// has ended before, it takes what is there and does not wait.
 	Buffer(ctx context.Context, i int) ([][]byte, error)
 	// Send hands chunk i's buffer over; chunks in order, the last ends the data. Never
-	// blocks. If the room has ended, the buffer is taken back and nothing is sent.
+	// blocks. If the room has ended, the buffer is taken back and nothing is sent. After
+	// parts it hands over what they left.
 	Send(i int)
+	// SendPart hands over the bytes of chunk i's buffer that are named (offsets from its start, parts end to
+	// end; disjoint) while the owner still stores others there; bytes that were handed over may not change any
+	// more. The chunk begins with its first part and must be sent up to its last one, with which all of it has been
+	// named, before the next begins; if it never will be, Drop or Release say so. Never blocks.
+	SendPart(i int, bytes []Span, last bool)
 	// Drop says that chunk i will never be sent, which ends the room.
 	Drop(i int, c *room.Cause)
 	// Cancel fails the room (first cause wins). Idempotent.

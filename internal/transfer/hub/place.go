@@ -1,6 +1,8 @@
 package hub
 
 import (
+	"sort"
+
 	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -24,25 +26,57 @@ func place(pages []uint32, pageBytes int, chunks []int) ([][]transfer.Span, erro
 	return out, nil
 }
 
-// segments cuts src (parts of a chunk) along dst (its spans); both must add up
-// to the same size, which the caller has checked.
-func segments(src [][]byte, dst []transfer.Span) []transfer.Segment {
-	out := make([]transfer.Segment, 0, len(src)+len(dst))
-	part, at := 0, 0
+// zip cuts src along dst; both must add up to the same size, which the caller has checked.
+func zip(src []kv.Range, dst []transfer.Span) []kv.Copy {
+	out := make([]kv.Copy, 0, len(src)+len(dst))
 	for _, d := range dst {
 		for d.Len > 0 {
-			if at == len(src[part]) {
-				part, at = part+1, 0
-				continue
+			n := min(src[0].Len, d.Len)
+			out = append(out, kv.Copy{SrcOff: src[0].Off, DstOff: d.Off, N: n})
+			d.Off, d.Len = d.Off+n, d.Len-n
+			if src[0].Off, src[0].Len = src[0].Off+n, src[0].Len-n; src[0].Len == 0 {
+				src = src[1:]
 			}
-			n := int(min(uint64(len(src[part])-at), d.Len))
-			out = append(out, transfer.Segment{Off: d.Off, Src: src[part][at : at+n : at+n]})
-			at += n
-			d.Off += uint64(n)
-			d.Len -= uint64(n)
 		}
 	}
 	return out
+}
+
+// cut divides copies into those whose source lies in ready, which is ascending, and the rest. The order stays.
+func cut(copies []kv.Copy, ready []kv.Range) (in, rest []kv.Copy) {
+	for _, c := range copies {
+		for c.N > 0 {
+			k := sort.Search(len(ready), func(k int) bool { return ready[k].Off+ready[k].Len > c.SrcOff })
+			list, n := &rest, c.N
+			switch {
+			case k == len(ready):
+			case ready[k].Off > c.SrcOff:
+				n = min(n, ready[k].Off-c.SrcOff)
+			default:
+				list, n = &in, min(n, ready[k].Off+ready[k].Len-c.SrcOff)
+			}
+			*list = append(*list, kv.Copy{SrcOff: c.SrcOff, DstOff: c.DstOff, N: n})
+			c.SrcOff, c.DstOff, c.N = c.SrcOff+n, c.DstOff+n, c.N-n
+		}
+	}
+	return in, rest
+}
+
+// segments are the stores of copies out of mem.
+func segments(mem []byte, copies []kv.Copy) []transfer.Segment {
+	out := make([]transfer.Segment, len(copies))
+	for i, c := range copies {
+		out[i] = transfer.Segment{Off: c.DstOff, Src: mem[c.SrcOff : c.SrcOff+c.N : c.SrcOff+c.N]}
+	}
+	return out
+}
+
+// sum is the checksum that copies out of mem have at their place.
+func sum(mem []byte, copies []kv.Copy) (crc uint32) {
+	for _, c := range copies {
+		crc = crcAdd(crc, mem[c.SrcOff:c.SrcOff+c.N])
+	}
+	return crc
 }
 
 // parts are the bytes of one chunk in its pages, the last one cut to fit.

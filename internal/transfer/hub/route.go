@@ -79,27 +79,19 @@ func (h *Senders) routeOf(sess *session.ServerSession, p *plans, g session.Grant
 	return r, nil
 }
 
-// segments are the stores that bring chunk i from its staging pages to its place, in ascending order
-// of that place, and the checksum that the chunk must have there.
-func (r *route) segments(pool *kv.Pool, lease *kv.Lease, i, size int) ([]transfer.Segment, uint32, error) {
+// copies bring chunk i of size bytes from its staging pages to its place; in the order of the checksum, which is
+// that of the place if there are pages, and otherwise that of the chunk's bytes.
+func (r *route) copies(pool *kv.Pool, lease *kv.Lease, i, size int) ([]kv.Copy, error) {
 	if r.exchange == nil {
-		src := parts(pool, lease.Pages(), size)
-		return segments(src, r.spans[i]), crcOf(src), nil
+		src, err := kv.Spans(pool.PageBytes(), []int{size}, lease.Pages())
+		if err != nil {
+			return nil, err
+		}
+		return zip(src[0], r.spans[i]), nil
 	}
 	from, to := tokensOf(r.bounds, i)
 	first := min(max(from, r.have), to)
-	copies, err := r.exchange.Copies(kv.Piece{Pages: lease.Pages(), First: from}, kv.Piece{Pages: r.pages[i], First: first}, first, to)
-	if err != nil {
-		return nil, 0, err
-	}
-	mem, _ := pool.Memory()
-	out := make([]transfer.Segment, len(copies))
-	crc := uint32(0)
-	for k, c := range copies {
-		out[k] = transfer.Segment{Off: c.DstOff, Src: mem[c.SrcOff : c.SrcOff+c.N : c.SrcOff+c.N]}
-		crc = crcAdd(crc, out[k].Src)
-	}
-	return out, crc, nil
+	return r.exchange.Copies(kv.Piece{Pages: lease.Pages(), First: from}, kv.Piece{Pages: r.pages[i], First: first}, first, to)
 }
 
 // tokensOf gives the tokens [from, to) of chunk i; none for the empty chunk of a short prompt.

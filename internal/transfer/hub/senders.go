@@ -360,7 +360,7 @@ func lost(c *room.Cause, side room.Side, key room.Key, peer string) *room.Cause 
 }
 
 // execute is the registry's effect executor; it runs under the room's lock.
-func (h *Senders) execute(r *room.Room, e room.Event, fx room.Effects) []room.Event {
+func (h *Senders) execute(r *room.Room, e room.Event, fx room.Effects) (follow []room.Event) {
 	s := r.Value().(*sending)
 	sess, grant, ackSess, ackGrant := s.peers()
 	if fx.Has(room.FxSendFailed) && sess != nil {
@@ -378,11 +378,12 @@ func (h *Senders) execute(r *room.Room, e room.Event, fx room.Effects) []room.Ev
 	}
 	if fx.Has(room.FxTerminal) {
 		h.m.ended(r)
+		follow = s.end()
 	}
 	if fx.Has(room.FxForget) {
 		s.forget()
 	}
-	return nil
+	return follow
 }
 
 // Drain waits until no room is live.

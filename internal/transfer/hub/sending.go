@@ -3,7 +3,6 @@ package hub
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,7 +26,9 @@ type sending struct {
 	way      *route // of the chunks, with sess
 	ackSess  *session.ServerSession
 	ackGrant transfer.GrantID
-	bufs     []*kv.Lease // staging of chunk i while no write uses it; nil before and after
+	bufs     []*kv.Lease // staging of chunk i while the scheduler may store there; nil before and after
+	begun    []*outgoing // in order: chunks whose notification has not been handed over
+	over     bool        // the room has ended: nothing is handed over any more
 	released bool        // Release has run: a buffer that comes now goes back at once
 }
 
@@ -133,108 +134,62 @@ func (s *sending) ended() error {
 
 // Send implements transfer.Sending.
 func (s *sending) Send(i int) {
-	r := s.room.Load()
-	lease := s.takeBuffer(i)
-	if lease == nil {
-		s.Drop(i, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: s.open.Key, Detail: "chunk was sent without a buffer, or twice"})
-		return
-	}
-	if fx := r.Apply(room.Event{Kind: room.EvBegin, Chunk: i}); !fx.Has(room.FxWrite) {
-		lease.ReleaseRequest()
-		return
-	}
-	s.mu.Lock() // after EvBegin: the room allows a write only when the grant has been bound
-	ss, way := s.ss, s.way
-	s.mu.Unlock()
-	lease.Grant() // the transfer is the second owner until the write settles
-	began := time.Now()
-	segs, crc, err := way.segments(s.hub.cfg.Staging, lease, i, s.open.Chunks[i])
-	if err != nil { // pages that no plan can be made for: the decode side has named one twice
-		s.settle(lease, i, began, err)
-		return
-	}
-	note := chunkNote{Key: s.open.Key, Index: uint32(i), Count: uint32(len(s.open.Chunks)), Bytes: uint32(way.sizes[i]), CRC: crc}
-	s.post(ss.out, segs, note.encode(), func(err error) { s.settle(lease, i, began, err) })
-}
-
-// maxSegments is how many stores one write gets; every transport can carry as many.
-const maxSegments = 8192
-
-// post hands the stores of a chunk over, as several writes if there are many. The last one carries the note and
-// leaves when the others are applied, so that the order does not rest on the transport. done is called once,
-// after all of them.
-func (s *sending) post(out *outQueue, segs []transfer.Segment, note []byte, done func(error)) {
-	write := func(segs []transfer.Segment, note []byte, done func(error)) {
-		out.push(&queued{s: s, write: transfer.Write{Grant: s.grant, Key: s.open.Key, Segments: segs, Notify: note,
-			Done: func(err error) {
-				done(err)
-				out.wake()
-			},
-		}})
-	}
-	var first []transfer.Segment
-	n := (len(segs) - 1) / maxSegments * maxSegments
-	if n <= 0 {
-		write(segs, note, done)
-		return
-	}
-	first, segs = segs[:n], segs[n:]
-	all := &tally{left: n / maxSegments}
-	for part := range slices.Chunk(first, maxSegments) {
-		write(part, nil, func(err error) {
-			switch err, last := all.add(err); {
-			case !last:
-			case err != nil:
-				done(err)
-			case s.State().Terminal(): // nobody wants it any more
-				done(transfer.ErrClosed)
-			default:
-				write(segs, note, done)
-			}
-		})
-	}
-}
-
-// tally waits for several writes.
-type tally struct {
-	mu   sync.Mutex
-	left int
-	err  error // the first
-}
-
-// add counts one write and tells whether it was the last, and the first error of all.
-func (t *tally) add(err error) (first error, last bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.left--
-	if t.err == nil {
-		t.err = err
-	}
-	return t.err, t.left == 0
-}
-
-// settle ends the write of chunk i: its buffer returns, the room hears of it.
-func (s *sending) settle(lease *kv.Lease, i int, began time.Time, err error) {
-	lease.ReleaseTransfer(kv.ProofDrained)
-	lease.ReleaseRequest()
-	ev := room.Event{Kind: room.EvSettle, Chunk: i}
-	if err != nil {
-		ev.Kind = room.EvSettleError
-		ev.Cause = &room.Cause{Code: room.CodeTransferFailed, Side: room.SideSender, Key: s.open.Key, Peer: s.sess.Client().WorkerID,
-			Retryable: true, Detail: "chunk write: " + err.Error()}
-		switch {
-		case errors.Is(err, transfer.ErrPeerLost), errors.Is(err, transfer.ErrClosed):
-			ev.Cause.Code = room.CodePeerLost
-		case errors.Is(err, transfer.ErrGrant): // this refusal has overtaken the abort that is on its way
-			ev.Cause.Code, ev.Cause.Side = room.CodeAborted, room.SideReceiver
-			ev.Cause.Detail = "the decode worker ended the room: it has revoked the grant of a chunk's write"
-		case errors.Is(err, kv.ErrLayout):
-			ev.Cause.Code, ev.Cause.Retryable = room.CodeProtocol, false
-		}
+	if c := s.begin(i); c != nil {
+		s.hand(c, c.rest, true)
 	} else {
-		s.hub.m.chunk(time.Since(began))
+		s.dropBuffer(i)
 	}
-	s.room.Load().Apply(ev)
+}
+
+// SendPart implements transfer.Sending.
+func (s *sending) SendPart(i int, bytes []transfer.Span, last bool) {
+	if c := s.begin(i); c != nil {
+		s.hand(c, s.part(c, bytes, last), last)
+	} else if last {
+		s.dropBuffer(i)
+	}
+}
+
+// settle ends chunk c: its buffer returns, the room hears of it.
+func (s *sending) settle(c *outgoing, err error) {
+	s.letGo(c)
+	if err == nil {
+		s.hub.m.chunk(time.Since(c.began))
+	}
+	s.room.Load().Apply(s.settled(c, err))
+}
+
+// letGo ends the transfer's hold on c's staging. The request's ends with it once c is whole; before, the engine
+// may be storing there, and the owner lets go in Release.
+func (s *sending) letGo(c *outgoing) {
+	s.mu.Lock()
+	whole := c.whole
+	s.mu.Unlock()
+	c.lease.ReleaseTransfer(kv.ProofDrained)
+	if whole {
+		c.lease.ReleaseRequest()
+	}
+}
+
+// settled is the event of a chunk that has no write outstanding any more.
+func (s *sending) settled(c *outgoing, err error) room.Event {
+	ev := room.Event{Kind: room.EvSettle, Chunk: c.chunk}
+	if err == nil {
+		return ev
+	}
+	ev.Kind = room.EvSettleError
+	ev.Cause = &room.Cause{Code: room.CodeTransferFailed, Side: room.SideSender, Key: s.open.Key, Peer: s.peer(),
+		Retryable: true, Detail: "chunk write: " + err.Error()}
+	switch {
+	case errors.Is(err, transfer.ErrPeerLost), errors.Is(err, transfer.ErrClosed):
+		ev.Cause.Code = room.CodePeerLost
+	case errors.Is(err, transfer.ErrGrant): // this refusal has overtaken the abort that is on its way
+		ev.Cause.Code, ev.Cause.Side = room.CodeAborted, room.SideReceiver
+		ev.Cause.Detail = "the decode worker ended the room: it has revoked the grant of a chunk's write"
+	case errors.Is(err, kv.ErrLayout):
+		ev.Cause.Code, ev.Cause.Retryable = room.CodeProtocol, false
+	}
+	return ev
 }
 
 // keepBuffer holds chunk i's staging until Send, Drop or Release; false after Release, which would

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
@@ -49,8 +50,9 @@ type phase struct {
 	faults  string
 	prefill []string
 	decode  []string
-	tokens  int // of a prompt
-	max     int // tokens of an answer
+	tokens  int    // of a prompt
+	max     int    // tokens of an answer
+	model   string // of the sim; default dim=256
 	// reached looks at both workers: enough of the requests are there.
 	reached func(p, d *workerInfo, writing, written float64) bool
 	// survives: what P does is over, so its end changes nothing.
@@ -68,24 +70,25 @@ var phases = []phase{
 		},
 	}, {
 		// Landing pages for 3 prompts only: the others wait for a grant.
-		name: "bootstrap", cost: "prefill-chunk=100ms", decode: []string{"--pool-mib", "1"}, tokens: 5*simChunk + 1, max: 8,
+		name: "bootstrap", model: "dim=512", cost: "prefill-chunk=100ms", decode: []string{"--pool-mib", "1"}, tokens: 5*simChunk + 1, max: 8,
 		reached: func(p, _ *workerInfo, _, _ float64) bool { return p.State.Bootstrap >= 4 },
 	}, {
 		// One prompt is computed at a time: the others have their grants and wait.
 		name: "waiting", cost: "prefill-chunk=100ms", prefill: []string{"--max-running", "1"}, tokens: 5*simChunk + 1, max: 8,
 		reached: func(p, d *workerInfo, _, _ float64) bool { return p.State.Waiting >= 6 && d.State.Transfer == inFlight },
 	}, {
-		// A prompt's first chunk is half written while the next prompt's is computed. The hold is far
-		// shorter than the computing, because a held write does not keep back those behind it.
-		name: "mid-chunk", cost: "prefill-chunk=250ms", faults: "post room=* nth=1 halfway for=90ms", tokens: 3*simChunk + 1, max: 8,
-		reached: func(p, d *workerInfo, writing, written float64) bool {
-			return writing == 1 && written >= 2 && p.State.Running >= 6 && d.State.Transfer == inFlight
+		// A prompt's first chunk is half written while its second is computed, and others wait. There is staging for one
+		// chunk, as a held write does not keep back those behind it.
+		name: "mid-chunk", model: "dim=4096", cost: "prefill-chunk=100ms,step=150ms", faults: "post room=* nth=1 halfway for=200ms",
+		prefill: []string{"--pool-mib", "1"}, decode: []string{"--pool-mib", "16"}, tokens: 2*simChunk + 1, max: 8,
+		reached: func(p, d *workerInfo, writing, _ float64) bool {
+			return writing == 1 && p.State.Running+p.State.Waiting >= 5 && d.State.Transfer >= 5
 		},
 	}, {
-		// Each prompt has a chunk applied, none has all: the next ones are computed in turn.
-		name: "between-chunks", cost: "prefill-chunk=100ms", tokens: 5*simChunk + 1, max: 8,
+		// A prompt has some of its 5 chunks applied and not all, others wait for their turn.
+		name: "between-chunks", cost: "prefill-chunk=100ms,step=100ms", tokens: 5*simChunk + 1, max: 8,
 		reached: func(p, d *workerInfo, _, written float64) bool {
-			return written >= inFlight && p.State.Running == inFlight && d.State.Transfer == inFlight
+			return int(written)%5 >= 2 && p.State.Running >= 5 && d.State.Transfer >= 5
 		},
 	}, {
 		name: "last-chunk", faults: "post room=* nth=5 halfway for=2s", tokens: 5*simChunk + 1, max: 8,
@@ -158,11 +161,7 @@ type rig struct {
 func startRig(t *testing.T, ph phase, transport string) *rig {
 	r := &rig{ph: ph}
 	// 2 KiB of KV a token: a chunk is several pages, and 3 prompts of 5 chunks fill 1 MiB.
-	model := "dim=256"
-	if ph.name == "bootstrap" {
-		model = "dim=512"
-	}
-	r.Stack, r.model = startSim(t, simSetup{transport: transport, model: model, cost: ph.cost, faults: ph.faults, prefill: ph.prefill, decode: ph.decode})
+	r.Stack, r.model = startSim(t, simSetup{transport: transport, model: cmp.Or(ph.model, "dim=256"), cost: ph.cost, faults: ph.faults, prefill: ph.prefill, decode: ph.decode})
 	serves(t, r.Stack, r.model, 1, 2, simChunk+1, 4) // sessions and connections are up
 	r.base = takeBaseline(t, r.Stack)
 	return r

@@ -5,7 +5,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 LDFLAGS  := -X main.version=$(VERSION)
 UPFLAGS  ?=
 
-.PHONY: up test demo build setup deps testdeps lint race fuzz prove bench generate clean
+.PHONY: up test demo build setup deps testdeps lint race fuzz prove chaos bench generate clean
 
 up: setup ## serve a real small model with prefill and decode on separate workers
 	$(BIN) up $(UPFLAGS)
@@ -36,6 +36,11 @@ test: testdeps lint ## every test; -race where it matters
 
 prove: testdeps ## the slow, full forms of the proofs
 	BATON_PROVE=1 scripts/test.sh
+
+chaos: build setup ## everything happens to a stack under load; every request's end is judged
+	$(GO) build -race -o bin/baton-race ./cmd/baton
+	$(BIN) chaos --binary bin/baton-race $(CHAOSFLAGS)
+	$(BIN) chaos --engine llamacpp --transport tcp --requests 60 --faults 10 $(CHAOSFLAGS)
 
 race: testdeps
 	$(GO) test -race ./...

@@ -155,7 +155,7 @@ func (f *chaosFlags) run(ctx context.Context, out io.Writer) (err error) {
 
 // runChaos does one run in a directory of its own.
 func runChaos(ctx context.Context, c chaos.Config) (*chaos.Report, error) {
-	dir, err := os.MkdirTemp("", "chaos-")
+	dir, err := chaos.TempDir()
 	if err != nil {
 		return nil, err
 	}

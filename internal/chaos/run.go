@@ -7,11 +7,15 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/baton-pd/baton/internal/chaos/wire"
+	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/stack"
 )
 
@@ -72,6 +76,19 @@ type Report struct {
 	Violations []Violation   `json:"violations"`
 	// Output is the last that each process printed, for failures.
 	Output map[string]string `json:"-"`
+}
+
+// TempDir makes a directory for a run, short enough for sockets, and removes those of runs that were
+// killed before they could. The caller removes it.
+func TempDir() (string, error) {
+	old, _ := filepath.Glob(filepath.Join(os.TempDir(), "chaos-*-*")) // the pattern is ours and good
+	for _, dir := range old {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), "chaos-"), "-")
+		if n, err := strconv.Atoi(pid); err == nil && errors.Is(syscall.Kill(n, 0), syscall.ESRCH) {
+			_ = os.RemoveAll(dir) // another run may be faster
+		}
+	}
+	return os.MkdirTemp("", fmt.Sprintf("chaos-%d-", os.Getpid()))
 }
 
 // run is one run under way.
@@ -290,8 +307,11 @@ func (r *run) send(ctx context.Context, every time.Duration, disturbed <-chan st
 		if !pause(ctx, max(time.Duration(id-1)*every-r.c.now(), 5*time.Millisecond)) {
 			return
 		}
-		if e := r.one(ctx, id, false); e.Status == 0 && e.Broken != "" {
+		switch e := r.one(ctx, id, false); {
+		case e.Status == 0 && e.Broken != "":
 			r.reachable(ctx)
+		case e.Cause != nil && e.Cause.Code == room.CodeUnavailable: // it says Retry-After
+			pause(ctx, 300*time.Millisecond)
 		}
 	}
 }

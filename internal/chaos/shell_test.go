@@ -2,12 +2,15 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -248,5 +251,27 @@ func TestRebase(t *testing.T) {
 	}
 	if whole[20].At == time.Second {
 		t.Error("the whole has moved")
+	}
+}
+
+func TestTempDirRemovesTheDead(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	cmd := exec.CommandContext(t.Context(), "true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	dead := filepath.Join(os.TempDir(), fmt.Sprintf("chaos-%d-1", cmd.Process.Pid))
+	living := filepath.Join(os.TempDir(), fmt.Sprintf("chaos-%d-1", os.Getpid()))
+	if err := errors.Join(os.Mkdir(dead, 0o700), os.Mkdir(living, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	own, err := TempDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]bool{dead: false, living: true, own: true} {
+		if _, err := os.Stat(dir); (err == nil) != want {
+			t.Errorf("%s: %v, want it to be there: %v", dir, err, want)
+		}
 	}
 }

@@ -1,11 +1,15 @@
 package e2e
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,13 +21,14 @@ type chaosRun struct {
 	engine, transport  string
 	requests, faults   int
 	requests1, faults1 int
+	gap                time.Duration // between faults in the long form, so that they last as long as the requests
 }
 
 // The long forms together send 10,000 requests and do 200 faults.
 var chaosRuns = []chaosRun{
-	{"sim", "tcp", 400, 20, 5200, 95},
-	{"sim", "shm", 400, 20, 4400, 80},
-	{"llamacpp", "tcp", 30, 6, 400, 25},
+	{"sim", "tcp", 400, 20, 5200, 95, 2 * time.Second},
+	{"sim", "shm", 400, 20, 4400, 80, 2 * time.Second},
+	{"llamacpp", "tcp", 30, 6, 400, 25, 8 * time.Second},
 }
 
 // TestChaos: clients without a pause on a stack to which everything happens that package chaos knows, with both
@@ -47,7 +52,7 @@ func TestChaos(t *testing.T) {
 			}
 			requests, faults := c.requests, c.faults
 			if prove {
-				requests, faults = c.requests1, c.faults1
+				requests, faults, cfg.World.Gap = c.requests1, c.faults1, c.gap
 			}
 			cfg.Requests, cfg.Faults, cfg.Log = requests, chaos.Draw(seed, faults, cfg.World), t.Output()
 			judged(t, c, cfg)
@@ -58,7 +63,7 @@ func TestChaos(t *testing.T) {
 // judged runs cfg; every violation fails the test, and so does a run that shows nothing.
 func judged(t *testing.T, c chaosRun, cfg chaos.Config) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "chaos-") // short: sockets are in it
+	dir, err := chaos.TempDir()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +92,9 @@ func judged(t *testing.T, c chaosRun, cfg chaos.Config) {
 		return
 	}
 	again := fmt.Sprintf("baton chaos --seed %d --engine %s --transport %s --requests %d --faults %d", cfg.Seed, c.engine, c.transport, cfg.Requests, len(cfg.Faults))
+	if prove {
+		again += " --gap " + c.gap.String()
+	}
 	t.Logf("again with BATON_SEED=%d, or: %s\nreduce: %s --reduce\nthe schedule:\n%s", cfg.Seed, again, again, chaos.FormatSchedule(cfg.Faults))
 	for _, name := range slices.Sorted(maps.Keys(rep.Output)) {
 		file := filepath.Join(os.TempDir(), fmt.Sprintf("chaos-%d-%s.log", cfg.Seed, name))
@@ -94,5 +102,56 @@ func judged(t *testing.T, c chaosRun, cfg chaos.Config) {
 			t.Error(err)
 		}
 		t.Logf("the end of what %s printed is in %s", name, file)
+	}
+}
+
+// TestChaosCommand: `baton chaos` runs a schedule from a file, reports, and refuses what it does not know.
+func TestChaosCommand(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good := file("good", "500ms garbage decode-0\n1s stop prefill-1 for=300ms\n1.2s delay router~decode-1 for=500ms delay=5ms\n")
+	report := filepath.Join(dir, "report")
+	for _, c := range []struct {
+		args []string
+		exit int
+		says string
+	}{
+		{[]string{"--transport", "shm", "--requests", "20", "--seed", "5", "--schedule", good, "--json", report}, 0, "0 violations"},
+		{[]string{"--transport", "tcp", "--schedule", file("foreign", "1s kill prefill-9\n")}, 1, "no process prefill-9"},
+		{[]string{"--schedule", file("bad", "1s melt prefill-0\n")}, 2, "unknown kind"},
+		{[]string{"--only", "melt"}, 2, "the kinds are"},
+		{[]string{"--engine", "abacus"}, 2, "use sim or llamacpp"},
+	} {
+		out, err := exec.CommandContext(t.Context(), binary, append([]string{"chaos"}, c.args...)...).CombinedOutput()
+		exit := 0
+		var ended *exec.ExitError
+		if errors.As(err, &ended) {
+			exit = ended.ExitCode()
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if exit != c.exit || !strings.Contains(string(out), c.says) {
+			t.Errorf("chaos %v: exit status %d, want %d and %q:\n%s", c.args, exit, c.exit, c.says, out)
+		}
+	}
+	raw, err := os.ReadFile(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rep struct {
+		Seed     uint64
+		Requests int
+		Faults   map[chaos.Kind]int
+	}
+	if err := json.Unmarshal(raw, &rep); err != nil || rep.Seed != 5 || rep.Requests < 20 || rep.Faults[chaos.Stop] != 1 || len(rep.Faults) != 3 {
+		t.Errorf("%v: report %+v", err, rep)
 	}
 }

@@ -188,6 +188,26 @@ func TestDelayPasses(t *testing.T) {
 	}
 }
 
+// TestRate: a slow line carries one write after the other, also those of other rooms, and what it has not carried ends with it.
+func TestRate(t *testing.T) {
+	p := open(t, "post nth=1-3 rate=400\npost rate=1")
+	began := time.Now()
+	for i, done := range []<-chan error{p.must(7, 0, 1), p.must(8, 20, 2), p.must(7, 4, 3)} {
+		ok(t, done)
+		if took, least := time.Since(began), time.Duration(i+1)*10*time.Millisecond; took < least {
+			t.Errorf("write %d was through after %v, its line needs %v", i, took, least)
+		}
+	}
+	slow := p.must(7, 8, 4) // four seconds
+	behind := p.must(7, 12, 5)
+	p.close()
+	for _, done := range []<-chan error{slow, behind} {
+		if err := get(t, "end of a slow write", done); !errors.Is(err, transfer.ErrClosed) {
+			t.Error(err)
+		}
+	}
+}
+
 func TestStallEndsWithClose(t *testing.T) {
 	p := open(t, "post nth=1 stall\npost nth=2 drop\ndone nth=3 hold\ndone nth=4 drop\npost nth=5 halfway until=never")
 	var held []<-chan error

@@ -14,7 +14,7 @@ import (
 
 // actionsOf says which actions an operation knows; see the package comment.
 var actionsOf = map[op][]action{
-	opPost:   {actStall, actHalfway, actDrop, actError, actBusy, actCorrupt},
+	opPost:   {actStall, actHalfway, actDrop, actError, actBusy, actCorrupt, actRate},
 	opDone:   {actHold, actDrop, actError},
 	opLanded: {actStall, actDrop},
 	opFenced: {actStall},
@@ -118,7 +118,7 @@ func parseRule(line string) (*rule, error) {
 		}
 		seen[w.key] = true
 		set := u.selector
-		if !w.has || w.key == "error" || w.key == "delay" {
+		if !w.has || w.key == "error" || w.key == "delay" || w.key == "rate" {
 			set = u.action
 		}
 		if err := set(w); err != nil {
@@ -225,6 +225,12 @@ func (u *rule) action(w word) error {
 		if u.op == opDone {
 			a = actHold
 		}
+	case a == actRate:
+		r, err := strconv.ParseFloat(w.value, 64)
+		if err != nil || !(r >= 1 && r <= 1e15) {
+			return fmt.Errorf("rate=%s: want bytes a second, 1 to 1e15", w.value)
+		}
+		u.rate = r
 	case a == "hold-applied" && u.op == opPost:
 		// The number of a completion is that of its write, so the rule counts the same.
 		u.op, a = opDone, actHold

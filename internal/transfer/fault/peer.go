@@ -35,6 +35,7 @@ func (p *peer) Post(w transfer.Write) error {
 	done := p.rules.decide(opDone, p.Kind(), w.Key)
 	w.Done = p.completion(done, w.Done)
 	var run func()
+	leave := func() {}
 	switch post.action() {
 	case "", actCorrupt:
 		if post.action() == actCorrupt {
@@ -65,8 +66,20 @@ func (p *peer) Post(w transfer.Write) error {
 		}
 	case actHalfway:
 		run = func() { p.halfway(post.rule, w) }
+	case actRate:
+		place := p.rules.join(post.rule, payload(w.Segments))
+		leave = func() { close(place.left) }
+		run = func() {
+			defer leave()
+			if !place.wait(p.stop, p.Down()) {
+				w.Done(p.endErr())
+				return
+			}
+			p.forward(w)
+		}
 	}
 	if err := p.start(run); err != nil {
+		leave()
 		p.rules.undo(post, done)
 		return err
 	}
@@ -147,6 +160,13 @@ func (p *peer) halfway(u *rule, w transfer.Write) {
 	p.forward(w)
 }
 
+func payload(segs []transfer.Segment) (n int) {
+	for _, s := range segs {
+		n += len(s.Src)
+	}
+	return n
+}
+
 // damaged is segs with one byte changed, the middle one of the first that has any. The source's
 // own memory stays as it is.
 func damaged(segs []transfer.Segment) []transfer.Segment {
@@ -163,11 +183,7 @@ func damaged(segs []transfer.Segment) []transfer.Segment {
 
 // cut splits segments at the middle of their bytes.
 func cut(segs []transfer.Segment) (first, rest []transfer.Segment) {
-	total := 0
-	for _, s := range segs {
-		total += len(s.Src)
-	}
-	left := total / 2
+	left := payload(segs) / 2
 	for _, s := range segs {
 		n := min(left, len(s.Src))
 		left -= n

@@ -48,6 +48,7 @@ const (
 	actBusy     action = "busy"
 	actCorrupt  action = "corrupt"
 	actUnfenced action = "unfenced"
+	actRate     action = "rate"
 )
 
 // rule is one line. It is constant after Parse except for the counters, which Rules.mu guards.
@@ -68,9 +69,12 @@ type rule struct {
 	gate    string        // until=
 	hold    time.Duration // for=; 0 without a gate: for ever
 	message string        // error="..."
+	rate    float64       // bytes a second of rate=
 
 	total   uint64
 	perRoom map[room.Key]uint64
+	free    time.Time       // when the line of rate= has carried what was given to it
+	tail    <-chan struct{} // closed when the last write given to it has left; nil: none
 }
 
 // roomSel says how room= was given.
@@ -227,6 +231,46 @@ func (v verdict) action() action {
 }
 
 func (v verdict) err() error { return &injected{v.rule.message} }
+
+// turn is a write's place on a slow line.
+type turn struct {
+	due    time.Time       // when its last byte is through
+	before <-chan struct{} // closed when the write ahead has left; nil: none
+	left   chan struct{}   // to be closed when this one has
+}
+
+// join gives n bytes a place behind what the rule's line has to carry.
+func (r *Rules) join(u *rule, n int) turn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now := time.Now(); u.free.Before(now) {
+		u.free = now
+	}
+	u.free = u.free.Add(time.Duration(float64(n) / u.rate * float64(time.Second)))
+	t := turn{due: u.free, before: u.tail, left: make(chan struct{})}
+	u.tail = t.left
+	return t
+}
+
+// wait holds until the write is through (true), or one of the others is closed (false).
+func (t turn) wait(stop, down <-chan struct{}) bool {
+	through := time.NewTimer(time.Until(t.due))
+	defer through.Stop()
+	before := t.before
+	for arrived := false; !arrived || before != nil; {
+		select {
+		case <-before: // nil: nobody
+			before = nil
+		case <-through.C:
+			arrived = true
+		case <-stop:
+			return false
+		case <-down:
+			return false
+		}
+	}
+	return true
+}
 
 // wait holds until the rule lets go (true), or one of the others is closed (false).
 func (r *Rules) wait(u *rule, stop, down <-chan struct{}) bool {

@@ -370,7 +370,7 @@ func decodeStandsStill(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Far longer than the prompt takes, and not as long as the keepalive.
-			after(t, 1500*time.Millisecond)
+			after(t, time.Second)
 			p, err := inspect(t.Context(), s.Prefills[0])
 			if err != nil {
 				t.Fatal(err)

@@ -51,7 +51,10 @@ func onOwnThread(f func() error) error {
 		runtime.LockOSThread()
 		err := f()
 		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-			result <- errors.Join(err, fmt.Errorf("return to the own network namespace: %w", back))
+			if err == nil { // else f's error says what is missing, and nothing is lost but this thread
+				err = fmt.Errorf("return to the own network namespace: %w", back)
+			}
+			result <- err
 			return
 		}
 		runtime.UnlockOSThread()

@@ -50,6 +50,9 @@ internal/httpapi:                      internal/sched internal/openai internal/h
 internal/router:                       internal/openai internal/httpbody internal/room prometheus
 internal/worker:                       internal/httpapi internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
+internal/sglang:                       internal/sglang/zmtp internal/transfer/nixl internal/transfer internal/kv internal/room
+internal/sglang/zmtp:
+
 internal/config:
 internal/supervise:                    golang.org/x/sys
 internal/setup:                        internal/dynlib internal/dynlib/needffi

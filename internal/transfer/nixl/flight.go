@@ -29,16 +29,18 @@ type flight struct {
 	seg     int    // next byte: Segments[seg].Src[off]
 	off     int
 	pieces  int   // with the helper
+	turn    bool  // is, or was, in ready: every earlier write of the grant is stored
+	stored  bool  // every byte is at the destination
 	cut     bool  // the grant was revoked: no more pieces
 	landed  bool  // the target has given its verdict
 	verdict error // meaningful if landed
 }
 
-// line is the writes of one grant; it exists while it has any.
+// line is the writes of one grant; it exists while it has any. They ask ahead, but store one after the other.
 type line struct {
-	grant  transfer.GrantID
-	queue  []*flight // stateQueued
-	inside int       // later states
+	grant transfer.GrantID
+	queue []*flight // stateQueued
+	order []*flight // later states
 }
 
 // lines are a peer's writes. Under peer.mu.
@@ -100,12 +102,12 @@ func (l *lines) nextToAsk() *flight {
 		return nil
 	}
 	for i, ln := range l.ring {
-		if ln.inside >= laneInside {
+		if len(ln.order) >= laneInside {
 			continue
 		}
 		f := ln.queue[0]
 		ln.queue = ln.queue[1:]
-		ln.inside++
+		ln.order = append(ln.order, f)
 		l.ring = slices.Delete(l.ring, i, i+1)
 		if len(ln.queue) > 0 {
 			l.ring = append(l.ring, ln)
@@ -128,16 +130,31 @@ func (l *lines) settle(f *flight, err error) verdict {
 			l.ring = slices.DeleteFunc(l.ring, func(x *line) bool { return x == ln })
 		}
 	} else {
-		ln.inside--
+		ln.order = slices.DeleteFunc(ln.order, func(x *flight) bool { return x == f })
 		delete(l.flights, f.seq)
+		l.promote(ln)
 	}
-	if ln.inside == 0 && len(ln.queue) == 0 {
+	if len(ln.order) == 0 && len(ln.queue) == 0 {
 		delete(l.byGrant, ln.grant)
 	}
 	l.count--
 	*f = flight{}
 	l.spare = append(l.spare, f)
 	return v
+}
+
+// promote gives the first write of ln that is not stored its turn, if it has been let in.
+func (l *lines) promote(ln *line) {
+	for _, f := range ln.order {
+		if f.stored {
+			continue
+		}
+		if f.state == stateStoring && !f.turn && !f.cut {
+			f.turn = true
+			l.ready = append(l.ready, f)
+		}
+		return
+	}
 }
 
 // verdict is a Done to be called.
@@ -163,11 +180,12 @@ func (p *peer) answered(seq, code uint64) error {
 	case f.state == stateAsking && code == verdictEnter && f.cut:
 		v = p.leave(f)
 	case f.state == stateAsking && code == verdictEnter && f.total == 0:
-		f.state = stateNoting
+		f.state, f.stored = stateNoting, true
 		p.notes = append(p.notes, f)
+		p.promote(f.line)
 	case f.state == stateAsking && code == verdictEnter:
 		f.state = stateStoring
-		p.ready = append(p.ready, f)
+		p.promote(f.line)
 	case f.state == stateAsking && code == verdictGrant:
 		v = p.settle(f, transfer.ErrGrant)
 	case f.state == stateAsking && code == verdictBounds:
@@ -213,6 +231,10 @@ func (p *peer) done(body []byte) error {
 	}
 	f := pc.f
 	f.pieces--
+	if f.pieces == 0 && f.sent == f.total {
+		f.stored = true
+		p.promote(f.line)
+	}
 	var v verdict
 	switch {
 	case f.pieces > 0:
@@ -247,25 +269,15 @@ func (p *peer) revoked(id transfer.GrantID) {
 		list = append(list, p.settle(ln.queue[len(ln.queue)-1], transfer.ErrGrant))
 	}
 	of := func(f *flight) bool { return f.line == ln }
-	inLine := func(f *flight) *flight { f.cut = true; return f }
-	for _, f := range p.flights {
-		if of(f) {
-			inLine(f)
-		}
-	}
-	var gone []*flight
-	for _, f := range p.ready {
-		if of(f) && f.pieces == 0 {
-			gone = append(gone, f)
-		}
-	}
-	for _, f := range p.notes {
-		if of(f) {
-			gone = append(gone, f)
-		}
-	}
 	p.ready = slices.DeleteFunc(p.ready, of)
 	p.notes = slices.DeleteFunc(p.notes, of)
+	var gone []*flight
+	for _, f := range ln.order {
+		f.cut = true
+		if f.pieces == 0 && (f.state == stateStoring || f.state == stateNoting) {
+			gone = append(gone, f)
+		}
+	}
 	for _, f := range gone {
 		list = append(list, p.leave(f))
 	}

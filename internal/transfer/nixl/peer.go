@@ -270,6 +270,7 @@ func (p *peer) fail(err error) {
 		if !errors.Is(err, transfer.ErrClosed) {
 			p.err = fmt.Errorf("%w: %w", transfer.ErrPeerLost, err)
 		}
+		close(p.down) // before anybody is woken, who then finds the cause
 		p.mu.Lock()
 		p.stopped = true
 		p.mu.Unlock()
@@ -277,7 +278,6 @@ func (p *peer) fail(err error) {
 		p.child.kill(p.err, true)
 		_ = p.tc.SetDeadline(time.Unix(1, 0)) // wakes who reads or writes
 		p.out.close()
-		close(p.down)
 	})
 }
 

@@ -31,6 +31,7 @@ func (p *peer) cutAll(t *testing.T, w transfer.Write, dst []byte) (jobs []job) {
 	if f.total > 0 {
 		p.ready = append(p.ready, f)
 	}
+	f.turn = true
 	for f.sent < f.total {
 		wk, ok := p.take()
 		if !ok {
@@ -259,5 +260,47 @@ func TestNoteComesLast(t *testing.T) {
 	}
 	if err := p.done(appendWords(nil, evDone, ids[0])[headerLen:]); err == nil {
 		t.Error("a piece was complete twice")
+	}
+}
+
+// TestOneAfterTheOther: of one grant a write is begun when the one before is stored, though both have been let in;
+// of another grant it need not wait.
+func TestOneAfterTheOther(t *testing.T) {
+	p := cutter(make([]byte, 1<<20), 0)
+	p.wake.L = &p.mu
+	p.out = newOutbox()
+	p.tr.cfg.Queue = 10
+	var done []int
+	for i, g := range []transfer.GrantID{1, 1, 2} {
+		w := transfer.Write{Grant: g, Segments: []transfer.Segment{{Src: p.source}}, Done: func(error) { done = append(done, i) }}
+		if err := p.Post(w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for f := p.nextToAsk(); f != nil; f = p.nextToAsk() {
+		if err := p.answered(f.seq, verdictEnter); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(p.flights) != 3 || len(p.ready) != 2 || p.ready[0].Grant == p.ready[1].Grant {
+		t.Fatalf("%d let in, %d may store, want 3 and one of each grant", len(p.flights), len(p.ready))
+	}
+	for len(done) < 3 {
+		w, ok := p.take()
+		if !ok {
+			t.Fatalf("nothing to do after %v", done)
+		}
+		var j job
+		p.cut(&j, w)
+		p.handOut(&j, w)
+		if err := p.done(appendWords(nil, evDone, w.id)[headerLen:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.answered(w.f.seq, verdictDone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(p.flights) != 0 || p.count != 0 || len(p.byGrant) != 0 || len(p.ready) != 0 {
+		t.Errorf("left over: %+v", p.lines)
 	}
 }

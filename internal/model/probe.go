@@ -181,8 +181,12 @@ func senderTold(was, now room.Sender, e room.Event, fx room.Effects) error {
 	switch {
 	case fx.Has(room.FxGranted) != (was.State() == room.StateBootstrapping && n.State == room.StateWaitingForInput):
 		return broke(Tells, "%v from %v to %v has effects %v: chunks may be sent from the grant on", e.Kind, was.Node(), n, fx)
-	case fx.Has(room.FxSendFailed) && !ends && (e.Kind != room.EvGrant || n.State != room.StateFailed):
-		return broke(Tells, "%v in %v tells decode of a failure", e.Kind, was.Node())
+	case ends && fx.Has(room.FxSendFailed) != (n.State == room.StateFailed && !abort && e.Kind != room.EvPeerLost):
+		return broke(Tells, "%v ends the room in %v with effects %v: decode is told, unless it told us or is gone", e.Kind, n, fx)
+	case fx.Has(room.FxSendFailed) && !ends && (e.Kind != room.EvGrant || !drained(n.Drain)):
+		return broke(Tells, "%v in %v tells decode again of a failure", e.Kind, was.Node())
+	case e.Kind == room.EvGrant && n.State == room.StateFailed && drained(n.Drain) && !fx.Has(room.FxSendFailed):
+		return broke(Tells, "the grant in %v comes too late, and nobody says so", was.Node())
 	case fx.Has(room.FxSendAck) && !abort && (!waits || !drained(n.Drain)), waits && drained(n.Drain) && !fx.Has(room.FxSendAck):
 		return broke(Tells, "%v from %v to %v has effects %v: one ack answers the abort, when all is drained", e.Kind, was.Node(), n, fx)
 	case abort && !fx.Has(room.FxSendAck) && !owes(n.Drain):
@@ -206,6 +210,7 @@ func receiverStep(was, now room.Receiver, e room.Event, fx room.Effects) error {
 	n, more := now.Node(), now.Landed()-was.Landed()
 	next := e.Chunk == was.Landed() && e.Last == (was.Landed()+1 == was.Chunks())
 	success := n.State == room.StateSuccess
+	ends := !was.State().Terminal() && n.State.Terminal()
 	switch {
 	case fx&(room.FxGranted|room.FxWrite|room.FxSendFailed|room.FxSendAck) != 0:
 		return broke(Robust, "%v at decode has effects of the prefill side: %v", e.Kind, fx)
@@ -221,16 +226,28 @@ func receiverStep(was, now room.Receiver, e room.Event, fx room.Effects) error {
 		return broke(Truth, "chunk %d (last %v) is delivered in %v after %d others of %d", e.Chunk, e.Last, was.Node(), was.Landed(), was.Chunks())
 	case fx.Has(room.FxLanded) != (more == 1) || more != 0 && more != 1:
 		return broke(Truth, "%v with effects %v counts %d chunks", e.Kind, fx, more)
+	case !n.State.Terminal() && now.Landed() > 0 != (n.State == room.StateTransferring):
+		return broke(Truth, "%v leads to %v after %d chunks", e.Kind, n, now.Landed())
 	case success != (now.Landed() == now.Chunks()):
 		return broke(Truth, "%v leads to %v with %d of %d chunks", e.Kind, n, now.Landed(), now.Chunks())
 	case fx.Has(room.FxFreeTransfer) && e.Kind != room.EvAck && e.Kind != room.EvFenced && !success:
 		return broke(Memory, "%v in %v frees pages: neither drained nor fenced", e.Kind, was.Node())
+	case e.Kind == room.EvAck && fx.Has(room.FxFreeTransfer) && !was.State().Terminal():
+		return broke(Memory, "an ack that nobody asked for frees pages in %v", was.Node())
+	case e.Kind == room.EvFenced && holds(was) && !drained(n.Drain):
+		return broke(Returns, "a fence in %v leads to %v: there is nothing left to wait for", was.Node(), n)
+	case was.State() == room.StateBootstrapping && n.State == room.StateFailed && !drained(n.Drain):
+		return broke(Returns, "%v leads to %v, which waits for a writer that never had a grant", e.Kind, n)
 	case fx.Has(room.FxFreeTransfer) && (drained(was.Node().Drain) || was.State() == room.StateBootstrapping):
 		return broke(Memory, "%v in %v frees pages that the transfer does not hold", e.Kind, was.Node())
 	case fx.Has(room.FxFreeTransfer) && !was.State().Terminal() && !fx.Has(room.FxRevoke):
 		return broke(Memory, "%v in %v frees pages of a live grant", e.Kind, was.Node())
 	case fx&(room.FxSendAbort|room.FxRevoke) != 0 && (was.State().Terminal() || !n.State.Terminal()):
 		return broke(Tells, "%v from %v to %v has effects %v: prefill is told of an end once, when it comes, and the grant revoked", e.Kind, was.Node(), n, fx)
+	case ends && fx.Has(room.FxSendAbort) != (n.State == room.StateFailed && e.Kind != room.EvPeerLost && e.Kind != room.EvFenced):
+		return broke(Tells, "%v ends the room in %v with effects %v: prefill is told, unless it is gone", e.Kind, n, fx)
+	case ends && was.State() != room.StateBootstrapping && !fx.Has(room.FxRevoke):
+		return broke(Memory, "%v ends the room in %v and leaves its grant live", e.Kind, n)
 	case was.State() == room.StateBootstrapping && fx.Has(room.FxRevoke):
 		return broke(Memory, "%v in %v revokes a grant that was never made", e.Kind, was.Node())
 	case was.State() == room.StateFailed && was.Node().Drain != room.DrainGone && fx&(room.FxLateCause|room.FxDuplicate) == 0 && ending(e.Kind) && e.Kind != room.EvRelease && !foreignTo(room.SideReceiver, e.Kind):

@@ -7,20 +7,37 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 )
 
-// fleet is the workers of one leg. Read only but for the turn.
+// fleet is the workers of one leg.
 type fleet struct {
-	workers []*worker
-	policy  string
-	turn    atomic.Uint32
+	// set is the present workers, read as a whole and never changed in place: whoever adds or removes one
+	// swaps in another slice. A worker that is no longer there may still have attempts.
+	set    atomic.Pointer[[]*worker]
+	policy string
+	turn   atomic.Uint32
 }
+
+// workers is a snapshot; read only.
+func (f *fleet) workers() []*worker {
+	if s := f.set.Load(); s != nil {
+		return *s
+	}
+	return nil
+}
+
+// replace makes ws, which the caller does not change any more, the workers of the leg.
+func (f *fleet) replace(ws []*worker) { f.set.Store(&ws) }
 
 // pick returns a usable worker that avoid does not hold; nil if there is none.
 func (f *fleet) pick(avoid map[*worker]bool) *worker {
-	n := len(f.workers)
+	workers := f.workers()
+	n := len(workers)
+	if n == 0 {
+		return nil
+	}
 	first := int(f.turn.Add(1)-1) % n
 	var best *worker
 	for i := range n {
-		w := f.workers[(first+i)%n]
+		w := workers[(first+i)%n]
 		if !w.usable() || avoid[w] {
 			continue
 		}
@@ -37,7 +54,7 @@ func (f *fleet) pick(avoid map[*worker]bool) *worker {
 // ready counts workers that a probe has found up.
 func (f *fleet) ready() int {
 	n := 0
-	for _, w := range f.workers {
+	for _, w := range f.workers() {
 		if w.status() == statusUp {
 			n++
 		}
@@ -47,8 +64,12 @@ func (f *fleet) ready() int {
 
 // why tells the state of every worker, for the error when none is usable.
 func (f *fleet) why() string {
-	all := make([]string, 0, len(f.workers))
-	for _, w := range f.workers {
+	workers := f.workers()
+	if len(workers) == 0 {
+		return "there is none"
+	}
+	all := make([]string, 0, len(workers))
+	for _, w := range workers {
 		all = append(all, w.name+" ("+w.why()+")")
 	}
 	return strings.Join(all, "; ")

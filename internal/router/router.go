@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -44,6 +45,7 @@ func New(c Config) (*Router, error) {
 		side  room.Side
 		from  []Backend
 	}{{&r.prefills, room.SideSender, c.Prefills}, {&r.decodes, room.SideReceiver, c.Decodes}} {
+		workers := make([]*worker, 0, len(leg.from))
 		for _, b := range leg.from {
 			w, err := r.newWorker(b, leg.side)
 			if err != nil {
@@ -54,8 +56,9 @@ func New(c Config) (*Router, error) {
 			} else {
 				seen[key] = true
 			}
-			leg.fleet.workers = append(leg.fleet.workers, w)
+			workers = append(workers, w)
 		}
+		leg.fleet.replace(workers)
 	}
 	var err error
 	if r.m, err = newMetrics(r, c.Registerer); err != nil {
@@ -100,8 +103,7 @@ func http1() *http.Protocols {
 
 // all lists every worker, prefill first.
 func (r *Router) all() []*worker {
-	out := make([]*worker, 0, len(r.prefills.workers)+len(r.decodes.workers))
-	return append(append(out, r.prefills.workers...), r.decodes.workers...)
+	return slices.Concat(r.prefills.workers(), r.decodes.workers())
 }
 
 // Handler serves the router's HTTP side.

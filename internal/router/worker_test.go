@@ -20,11 +20,11 @@ func TestHungWorkerGoesOutAndComesBack(t *testing.T) {
 	inBubble(t, Config{HealthTimeout: time.Second}, []script{okPrefill}, []script{okAnswer, okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
 		d[0].setHealth(hung)
 		<-time.After(2500 * time.Millisecond) // one probe, at most, has been missed
-		if w := b.r.decodes.workers[0]; w.status() != statusUp {
+		if w := b.r.decodes.workers()[0]; w.status() != statusUp {
 			t.Fatalf("out after one missed probe: %s", w.why())
 		}
 		<-time.After(time.Second)
-		if w := b.r.decodes.workers[0]; w.status() != statusOut {
+		if w := b.r.decodes.workers()[0]; w.status() != statusOut {
 			t.Fatalf("a hung worker is %s", w.why())
 		}
 		for range 4 {
@@ -35,7 +35,7 @@ func TestHungWorkerGoesOutAndComesBack(t *testing.T) {
 		}
 		d[0].setHealth(nil)
 		<-time.After(3 * time.Second)
-		if w := b.r.decodes.workers[0]; w.status() != statusUp {
+		if w := b.r.decodes.workers()[0]; w.status() != statusUp {
 			t.Errorf("a healed worker is %s", w.why())
 		}
 	})
@@ -98,18 +98,20 @@ func TestLeastInflight(t *testing.T) {
 
 func TestPick(t *testing.T) {
 	f := fleet{policy: PolicyRoundRobin}
-	for range 3 {
-		f.workers = append(f.workers, &worker{})
+	if w := f.pick(nil); w != nil || f.why() == "" {
+		t.Error("picked from nothing")
 	}
-	f.workers[1].state.Store(uint32(statusOut))
+	ws := []*worker{{}, {}, {}}
+	f.replace(ws)
+	ws[1].state.Store(uint32(statusOut))
 	seen := map[*worker]int{}
 	for range 6 {
 		seen[f.pick(nil)]++
 	}
-	if seen[f.workers[1]] != 0 || seen[f.workers[0]] == 0 || seen[f.workers[2]] == 0 {
+	if seen[ws[1]] != 0 || seen[ws[0]] == 0 || seen[ws[2]] == 0 {
 		t.Errorf("picks %v", seen)
 	}
-	if w := f.pick(map[*worker]bool{f.workers[0]: true, f.workers[2]: true}); w != nil {
+	if w := f.pick(map[*worker]bool{ws[0]: true, ws[2]: true}); w != nil {
 		t.Errorf("picked a worker that was to be avoided or is out")
 	}
 }

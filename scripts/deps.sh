@@ -14,8 +14,15 @@ install_missing() {
     exit 1
   fi
   echo "deps: installing ${missing[*]}"
+  # Debian starts what is a service (prometheus) when it is installed; nothing here wants that.
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+  fi
   apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
 missing=()
@@ -38,6 +45,8 @@ test)
   need gcc gcc
   ldconfig -p 2>/dev/null | grep -q 'libstdc++\.so\.6' || missing+=(libstdc++6) # of the NIXL library
   need curl curl
+  need prometheus prometheus # promtool is in the same package
+  need promtool prometheus
   need python3 python3
   python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
   install_missing

@@ -140,10 +140,6 @@ func (s *server) modelInfo(w *response, _ *http.Request) *openai.Error {
 	})
 }
 
-func (s *server) version(w *response, _ *http.Request) *openai.Error {
-	return w.json(map[string]string{"version": s.Version, "engine": s.Info.Engine})
-}
-
 // flushCache answers as SGLang does, whose clients call it between runs.
 func (s *server) flushCache(w *response, _ *http.Request) *openai.Error {
 	if s.FlushCache == nil {

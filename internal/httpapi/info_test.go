@@ -22,11 +22,10 @@ func TestInformation(t *testing.T) {
 		"/v1/models/tiny":  {`"id":"tiny"`, `"object":"model"`},
 		"/health":          {`"status":"ok"`},
 		"/health_generate": {`"status":"ok"`},
-		"/server_info":     {`"role":"decode"`, `"bootstrap_port":8998`, `"running":2`, `"pages_free":7`, `"chunk_tokens":16`},
+		"/server_info":     {`"role":"decode"`, `"version":"v0"`, `"bootstrap_port":8998`, `"running":2`, `"pages_free":7`, `"chunk_tokens":16`},
 		"/get_server_info": {`"disaggregation_mode":"decode"`},
 		"/model_info":      {`"model_path":"/models/tiny.gguf"`, `"is_generation":true`},
 		"/get_model_info":  {`"has_chat_template":true`},
-		"/version":         {`"version":"v0"`},
 	} {
 		status, body := h.get(path)
 		if status != 200 || !json.Valid([]byte(body)) {
@@ -51,7 +50,7 @@ func TestInformation(t *testing.T) {
 
 func TestUnknownPathsAndMethods(t *testing.T) {
 	h := newHarness(t, hello)
-	for _, path := range []string{"/", "/v1", "/v1/embeddings", "/v1/models", "/generate/x", "/../etc"} {
+	for _, path := range []string{"/", "/v1", "/version", "/v1/embeddings", "/v1/models", "/generate/x", "/../etc"} {
 		method := http.MethodGet
 		if path == "/v1/models" {
 			method = http.MethodDelete

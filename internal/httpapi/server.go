@@ -156,7 +156,7 @@ func (s *server) table() map[string]route {
 		"/get_server_info":     {methods: get(s.serverInfo), quiet: true},
 		"/model_info":          {methods: get(s.modelInfo), quiet: true},
 		"/get_model_info":      {methods: get(s.modelInfo), quiet: true},
-		"/version":             {methods: get(s.version), quiet: true},
+		// No /version: smg takes a worker that has one for vLLM, and does not pair it as SGLang's.
 	}
 	if s.Gatherer != nil {
 		h := promhttp.HandlerFor(s.Gatherer, promhttp.HandlerOpts{})

@@ -64,6 +64,8 @@ func init() {
 		"return_hidden_states":    only("false"),
 		"log_metrics":             only("true", "false"), // Baton's own metrics are always kept
 		"background":              only("false"),
+		// sglang-router and smg write these into every request.
+		"no_logs": only("false"), "return_bytes": only("false"), "return_entropy": only("false"),
 	})
 }
 

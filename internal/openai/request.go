@@ -66,7 +66,7 @@ type Request struct {
 	Echo           bool // completions: the prompt's text comes first
 
 	RID []string // client's request ids: none, one, or one a prompt
-	// Bootstrap is empty or has one entry a prompt (chat: exactly one).
+	// Bootstrap is empty or has one entry a prompt (chat: exactly one, whatever n is).
 	Bootstrap []Bootstrap
 
 	chatLogprobs, topLogprobs int // -1 absent
@@ -235,6 +235,10 @@ func (r *Request) finishBootstrap() *Error {
 		}
 		return nil
 	}
+	if r.Model == modelOfRouters {
+		r.Model = ""
+	}
+	r.oneRoomForChoices(prompts)
 	if len(r.bootRooms) != prompts {
 		return invalid("bootstrap_room", "bootstrap_room has %d rooms for %d prompts; each prompt needs its own", len(r.bootRooms), prompts)
 	}
@@ -255,6 +259,26 @@ func (r *Request) finishBootstrap() *Error {
 		r.Bootstrap = append(r.Bootstrap, b)
 	}
 	return nil
+}
+
+// modelOfRouters is what sglang-router and smg write into a request whose client named no
+// model. It counts as none only beside a room: clients of their own have no such habit.
+const modelOfRouters = "unknown"
+
+// oneRoomForChoices cuts lists with one entry a choice down to the first. SGLang computes a
+// prompt once for each of its n choices, so its routers make n rooms for one prompt; here the
+// choices share a prompt's KV, and both workers get the same list.
+func (r *Request) oneRoomForChoices(prompts int) {
+	if prompts != 1 || r.N == 1 || len(r.bootRooms) != r.N {
+		return
+	}
+	r.bootRooms = r.bootRooms[:1]
+	if len(r.bootHosts) == r.N {
+		r.bootHosts = r.bootHosts[:1]
+	}
+	if len(r.bootPorts) == r.N {
+		r.bootPorts = r.bootPorts[:1]
+	}
 }
 
 // pick is entry i of a list that holds none, one for all, or one a prompt.

@@ -112,7 +112,7 @@ func TestParseGenerateParams(t *testing.T) {
 	got, err := ParseGenerate([]byte(`{"text":["a","b"],"sampling_params":{"max_new_tokens":5,"temperature":0,"top_k":-1,"stop":"x","n":2,
 		"sampling_seed":4294967296,"ignore_eos":true,"stop_token_ids":[],"spaces_between_special_tokens":true,"min_new_tokens":0},
 		"stream":true,"rid":["p","q"],"return_logprob":true,"top_logprobs_num":2,"logprob_start_len":-1,"return_text_in_logprobs":true,
-		"bootstrap_host":["h1","h2"],"bootstrap_port":[null,2],"bootstrap_room":[0,8],"log_metrics":true}`))
+		"bootstrap_host":["h1","h2"],"bootstrap_port":[null,2],"bootstrap_room":[0,8],"log_metrics":true,"no_logs":false,"return_bytes":false,"return_entropy":false}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,6 +124,36 @@ func TestParseGenerateParams(t *testing.T) {
 	}
 	if !reflect.DeepEqual(public(got), want) {
 		t.Errorf("\ngot  %+v\nwant %+v", public(got), want)
+	}
+}
+
+// TestParseRoutersBodies: what sglang-router 0.3.2 and smg 1.13.0 write, which is theirs and not OpenAI's.
+func TestParseRoutersBodies(t *testing.T) {
+	boot := `,"bootstrap_host":["p","p"],"bootstrap_port":[8998,null],"bootstrap_room":[7,9]}`
+	msgs := `{"messages":[{"role":"user","content":"x"}],"model":"unknown"`
+	one := []Bootstrap{{Host: "p", Port: 8998, Key: room.Key{Room: 7}}}
+	for _, c := range []struct {
+		name, body string
+		kind       Kind
+		model      string
+		want       []Bootstrap
+	}{
+		{"a room for each choice of a chat", msgs + `,"n":2` + boot, KindChat, "", one},
+		{"the same of one prompt", `{"prompt":"x","model":"m","n":2` + boot, KindCompletion, "m", one},
+		{"a room for each prompt, n=2", `{"prompt":["x","y"],"model":"m","n":2` + boot, KindCompletion, "m",
+			[]Bootstrap{one[0], {Host: "p", Key: room.Key{Room: 9}}}},
+		{"no model", `{"text":"x","model":"unknown","bootstrap_host":"p","bootstrap_port":8998,"bootstrap_room":7}`, KindGenerate, "", one},
+		{"a client's model of that name", msgs + `}`, KindChat, "unknown", nil},
+	} {
+		got, err := Parse(c.kind, []byte(c.body))
+		if err != nil || !reflect.DeepEqual(got.Bootstrap, c.want) || got.Model != c.model {
+			t.Errorf("%s: %+v, %v; want %+v", c.name, got, err, c.want)
+		}
+	}
+	for n, says := range map[string]string{`,"n":3`: "2 rooms for 1 prompts", "": "2 rooms for 1 prompts"} {
+		if _, err := ParseChat([]byte(msgs + n + boot)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("n%s: %v, want %q", n, err, says)
+		}
 	}
 }
 

@@ -17,8 +17,8 @@ import (
 )
 
 func newBench(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "bench", Short: "Measure: serve, lifecycle, transfer"}
-	c.AddCommand(newBenchServe(g), newBenchLifecycle(), newBenchTransfer(), newBenchTransferTarget())
+	c := &cobra.Command{Use: "bench", Short: "Measure: serve, lifecycle, transfer, pipeline"}
+	c.AddCommand(newBenchServe(g), newBenchLifecycle(), newBenchTransfer(), newBenchTransferTarget(), newBenchPipeline())
 	return c
 }
 

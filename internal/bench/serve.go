@@ -45,6 +45,7 @@ func NewTarget(ctx context.Context, name, url string) (*Target, error) {
 type Trace struct {
 	Start time.Time
 	Marks []time.Time // arrival of each event with text
+	Text  string
 	Err   error
 }
 
@@ -104,6 +105,7 @@ func (t *Target) stream(ctx context.Context, prompt openai.CompletionNewParamsPr
 			if c.Text != "" || c.FinishReason == "" {
 				tr.Marks = append(tr.Marks, time.Now())
 			}
+			tr.Text += c.Text
 			finished = finished || c.FinishReason != ""
 		}
 	}

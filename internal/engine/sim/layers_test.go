@@ -159,3 +159,40 @@ func TestLayersInterrupted(t *testing.T) {
 		}
 	})
 }
+
+// TestOneWrongByteOfALayerChangesTheAnswer: a byte that a group stores wrong, in any layer, is found by the hash.
+func TestOneWrongByteOfALayerChangesTheAnswer(t *testing.T) {
+	for _, name := range []string{"block", "pages"} {
+		t.Run(name, func(t *testing.T) {
+			cfg := layered[name]
+			cfg.ChunkTokens = 6 // whole pages: no padding
+			a, b := open(t, cfg), open(t, cfg)
+			p := prompt(t, "012345") // and BOS
+			list := inPages(a, 6)
+			var groups [][2]int // a byte of each range of each group
+			must(t, a.PrefillLayers(t.Context(), 0, p[:6], 0, func(g int) error {
+				ranges, err := a.ExportLayers(0, 0, 6, g, list)
+				for i, r := range ranges {
+					groups = append(groups, [2]int{g, int(r.Off+r.Len) - 1 - i%int(r.Len)})
+				}
+				return err
+			}))
+			want := Expected(cfg, p, 12)
+			try := func() []engine.Token {
+				must(t, b.Import(0, 0, 6, list))
+				defer b.FreeSeq(0)
+				return generate(t, b, 0, p, 12, engine.Sampling{})
+			}
+			for _, at := range groups {
+				flip(list, at[1])
+				if reflect.DeepEqual(try(), want) {
+					t.Errorf("a wrong byte %d of group %d was not seen", at[1], at[0])
+				}
+				flip(list, at[1])
+			}
+			if got := try(); !reflect.DeepEqual(got, want) {
+				t.Errorf("unharmed: got %v want %v", got, want)
+			}
+		})
+	}
+}

@@ -60,6 +60,21 @@ test)
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r scripts/test-requirements.txt
     touch "$venv/.ready-$want"
   fi
+  # The real SGLang code from PyPI, for interop tests: its driver and list of packages are in the shared
+  # folder beside the checkout. Kept in Baton's cache (some 600 MB).
+  peers="${BATON_SHARED:-../shared}/peers/sglang"
+  if [ ! -x "$peers/setup.sh" ]; then
+    echo "deps: no $peers (set BATON_SHARED): the tests against the real SGLang code say that they are skipped"
+  else
+    peer="${BATON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/baton}/sglang-peer-0.5.23"
+    want="$(sha256sum "$peers/setup.sh" | cut -d' ' -f1)"
+    if [ ! -f "$peer/.ready-$want" ]; then
+      echo "deps: making $peer (SGLang 0.5.23 and NIXL, without torch)"
+      rm -rf "$peer"
+      "$peers/setup.sh" "$peer"
+      touch "$peer/.ready-$want"
+    fi
+  fi
   ;;
 *)
   echo "usage: deps.sh build|run|test" >&2

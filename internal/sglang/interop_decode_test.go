@@ -109,6 +109,7 @@ func same(t testing.TB, p *peer, src []int, auxSrc int, m *Memory, dst []int, ro
 
 // TestDecodeFromSGLang: the real prefill sends one room in two chunks of scattered pages.
 func TestDecodeFromSGLang(t *testing.T) {
+	t.Parallel()
 	port := freePort(t)
 	p := startPeer(t, "prefill", port)
 	d, m := newDecode(t, peerLayout(), nil)

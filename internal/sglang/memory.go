@@ -100,7 +100,7 @@ func (m *Memory) Close() error { return errors.Join(m.slots.Close(), m.rows.Clos
 func (m *Memory) SlotStats() kv.Stats { return m.slots.Stats() }
 
 // RowStats is the account of the aux rows.
-func (m *Memory) RowStats() kv.Stats  { return m.rows.Stats() }
+func (m *Memory) RowStats() kv.Stats { return m.rows.Stats() }
 
 func (m *Memory) shared() transfer.Memory { return transfer.Memory{Bytes: m.bytes, FD: m.fd} }
 

@@ -28,6 +28,10 @@ const patience = 60 * time.Second
 // $BATON_SHARED, and the Python that make testdeps has prepared. Tests that need it say why they are skipped.
 func peerFiles(t testing.TB) (python, script string) {
 	t.Helper()
+	skip := t.Skipf
+	if os.Getenv("BATON_NEED_PEER") != "" { // CI: a peer that is not there is a failure
+		skip = t.Fatalf
+	}
 	shared := os.Getenv("BATON_SHARED")
 	if shared == "" {
 		shared = filepath.Join("..", "..", "..", "shared")
@@ -37,7 +41,7 @@ func peerFiles(t testing.TB) (python, script string) {
 		_, err = os.Stat(script)
 	}
 	if err != nil {
-		t.Skipf("needs the driver of the real SGLang code (set BATON_SHARED): %v", err)
+		skip("needs the driver of the real SGLang code (set BATON_SHARED): %v", err)
 	}
 	cache, err := setup.DefaultDir()
 	if err == nil {
@@ -45,10 +49,10 @@ func peerFiles(t testing.TB) (python, script string) {
 		_, err = os.Stat(python)
 	}
 	if err != nil {
-		t.Skipf("needs the real SGLang code from PyPI (make testdeps): %v", err)
+		skip("needs the real SGLang code from PyPI (make testdeps): %v", err)
 	}
 	if _, err := nixl.AgentFences(nixlConfig()); err != nil {
-		t.Skipf("needs the NIXL library: %v", err)
+		skip("needs the NIXL library: %v", err)
 	}
 	return python, script
 }

@@ -10,11 +10,16 @@
 // [Queue.Return] or [Queue.Refuse]; after Next has said false it calls
 // [Queue.Drain]. One goroutine, the receiver of answers, calls [Queue.Settle].
 //
+// At most one item is out at a time, and whoever has it has the sender's turn. A poster
+// gets it from [Queue.PostNow] while nothing else is to be sent, and so saves a small
+// write the way to another goroutine; it gives the item back, or on with [Queue.Hand].
+//
 // # Order
 //
 // Writes of one grant go out in the order they were posted, one after the other.
 // Grants take turns, one piece each, so a long write delays another room by a
-// piece, not by its whole length.
+// piece, not by its whole length. Writes with little left go first, so that many long ones
+// do not add up, but no more than [maxAhead] in a row while a long one waits.
 package postq
 
 import (
@@ -34,6 +39,13 @@ type Config struct {
 	Segments int
 }
 
+const (
+	// smallBytes or less left of a write lets it go first.
+	smallBytes = 64 << 10
+	// maxAhead pieces of small writes at most go before one of a long write.
+	maxAhead = 8
+)
+
 // ErrEarly: the destination said that a write is complete before all of it was sent.
 var ErrEarly = errors.New("completion before the last byte was sent")
 
@@ -51,7 +63,7 @@ type Item struct {
 	Slot int
 
 	// Under Queue.mu.
-	busy     bool  // between Next and Return
+	busy     bool  // out: between Next or PostNow and Return or Refuse
 	sent     bool  // wholly handed out
 	answered bool  // Settle came while busy or unsent; err is its verdict
 	err      error // meaningful if answered
@@ -76,6 +88,9 @@ type Queue struct {
 	seq    uint64
 	lanes  map[transfer.GrantID]*lane
 	ring   []*lane // lanes with something to send, in turn; the busy one is not in it
+	out    bool    // an item is out; its holder has the sender's turn
+	handed *Item   // out, and on its way from a poster to the sender
+	ahead  int     // small pieces that went before a waiting long write, in a row
 	flight map[uint64]*Item
 
 	freeItems []*Item
@@ -96,8 +111,15 @@ func New(c Config) *Queue {
 // Post queues w, or says why not; see transfer.Peer. It takes the queue's lock for a
 // moment and never waits for the peer.
 func (q *Queue) Post(w transfer.Write) error {
+	_, err := q.PostNow(w, 0)
+	return err
+}
+
+// PostNow is Post. If w has at most most bytes and nothing else is to be sent, it also hands
+// w's item to the caller, who then has the sender's turn and soon calls Return, Refuse or Hand.
+func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 	if len(w.Segments) > q.cfg.Segments || len(w.Notify) > transfer.MaxNotify {
-		return transfer.ErrTooLarge
+		return nil, transfer.ErrTooLarge
 	}
 	var total uint64
 	for i := range w.Segments {
@@ -106,10 +128,10 @@ func (q *Queue) Post(w transfer.Write) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.err != nil {
-		return q.err
+		return nil, q.err
 	}
 	if q.count >= q.cfg.Limit {
-		return transfer.ErrBusy
+		return nil, transfer.ErrBusy
 	}
 	q.count++
 	it := q.newItem()
@@ -119,48 +141,99 @@ func (q *Queue) Post(w transfer.Write) error {
 		l = q.newLane(w.Grant)
 		q.lanes[w.Grant] = l
 		q.ring = append(q.ring, l)
-		q.wake.Signal()
 	}
 	l.items = append(l.items, it)
-	return nil
+	if total <= most && most > 0 && !q.out && len(q.ring) == 1 {
+		if now := q.take(); now != nil {
+			return now, nil // it: a lane that is not out and not empty is in the ring
+		}
+	}
+	q.rouse()
+	return nil, nil
+}
+
+// rouse wakes the sender if there is something for it to do. Under mu.
+func (q *Queue) rouse() {
+	if q.handed != nil || !q.out && (len(q.ring) > 0 || q.err != nil) {
+		q.wake.Signal()
+	}
 }
 
 // Next waits for an item with something to send and hands it to the sender. False:
-// the queue has failed; call Drain.
+// the queue has failed and no item is out; call Drain.
 func (q *Queue) Next() (*Item, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		if q.err != nil {
-			return nil, false
-		}
-		if it := q.take(); it != nil {
+		if it := q.handed; it != nil {
+			q.handed = nil
 			return it, true
+		}
+		if !q.out {
+			if q.err != nil {
+				return nil, false
+			}
+			if it := q.take(); it != nil {
+				return it, true
+			}
 		}
 		q.wake.Wait()
 	}
 }
 
-// take removes the first lane in turn that may send from the ring.
+// Hand gives an item that PostNow has handed out, and the turn, to the sender: Next
+// returns it as it is.
+func (q *Queue) Hand(it *Item) {
+	q.mu.Lock()
+	q.handed = it
+	q.rouse()
+	q.mu.Unlock()
+}
+
+// take removes the lane whose turn it is from the ring and puts its item out.
 func (q *Queue) take() *Item {
+	at, long := q.choose()
+	if at < 0 {
+		return nil
+	}
+	l := q.ring[at]
+	it := l.items[l.head]
+	if it.Seq == 0 {
+		q.seq++
+		it.Seq = q.seq
+		q.open++
+		q.flight[it.Seq] = it
+	}
+	if q.ahead++; long || at == 0 {
+		q.ahead = 0
+	}
+	copy(q.ring[at:], q.ring[at+1:])
+	q.ring[len(q.ring)-1] = nil
+	q.ring = q.ring[:len(q.ring)-1]
+	it.busy, q.out = true, true
+	return it
+}
+
+// choose finds the lane whose turn it is: the first with little left, or the first at all if
+// enough of those went ahead. -1: none may send. long: it has much left.
+func (q *Queue) choose() (at int, long bool) {
+	first := -1
 	for i, l := range q.ring {
 		it := l.items[l.head]
-		if it.Seq == 0 {
-			if q.open >= q.cfg.Open {
-				continue // others are begun and in the ring, they go first
-			}
-			q.seq++
-			it.Seq = q.seq
-			q.open++
-			q.flight[it.Seq] = it
+		if it.Seq == 0 && q.open >= q.cfg.Open {
+			continue // others are begun and in the ring, they go first
 		}
-		copy(q.ring[i:], q.ring[i+1:])
-		q.ring[len(q.ring)-1] = nil
-		q.ring = q.ring[:len(q.ring)-1]
-		it.busy = true
-		return it
+		if it.Total-it.Sent <= smallBytes {
+			return i, false
+		}
+		if first < 0 {
+			first = i
+		}
+		if q.ahead >= maxAhead {
+			break
+		}
 	}
-	return nil
+	return first, true
 }
 
 // Idle reports whether nothing waits to be sent, so that the sender may flush.
@@ -185,11 +258,12 @@ func (q *Queue) Answered(it *Item) error {
 // for Settle. From here on the sender must not touch the item or its segments.
 func (q *Queue) Return(it *Item, sent bool) error {
 	q.mu.Lock()
-	it.busy = false
+	it.busy, q.out = false, false
 	l := q.lanes[it.Grant]
 	if !sent {
 		early := it.answered && it.err == nil
 		q.ring = append(q.ring, l)
+		q.rouse()
 		q.mu.Unlock()
 		if early {
 			return ErrEarly
@@ -198,6 +272,7 @@ func (q *Queue) Return(it *Item, sent bool) error {
 	}
 	it.sent = true
 	q.pop(l)
+	q.rouse()
 	if !it.answered {
 		q.mu.Unlock()
 		return nil
@@ -209,11 +284,12 @@ func (q *Queue) Return(it *Item, sent bool) error {
 	return nil
 }
 
-// Refuse settles an item that Next has handed out with err; nothing more of it is sent.
+// Refuse settles an item that is out with err; nothing more of it is sent.
 func (q *Queue) Refuse(it *Item, err error) {
 	q.mu.Lock()
-	it.busy = false
+	it.busy, q.out = false, false
 	q.pop(q.lanes[it.Grant])
+	q.rouse()
 	done := q.settle(it)
 	q.mu.Unlock()
 	done(err)

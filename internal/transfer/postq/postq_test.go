@@ -283,3 +283,97 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		t.Fatalf("%v allocations a round", n)
 	}
 }
+
+// TestPosterSendsWhenNothingElseIs: a small write is handed to its poster only while no other
+// is out or waits, and the sender waits for its return.
+func TestPosterSendsWhenNothingElseIs(t *testing.T) {
+	q := New(Config{Limit: 16, Open: 4, Segments: 8})
+	var o outcome
+	mine, err := q.PostNow(o.write(1, "a", 10), 10)
+	if err != nil || mine == nil || string(mine.Notify) != "a" || mine.Seq != 1 {
+		t.Fatalf("%+v, %v", mine, err)
+	}
+	if other, err := q.PostNow(o.write(2, "b", 1), 10); err != nil || other != nil {
+		t.Fatalf("two items out: %+v, %v", other, err)
+	}
+	got := make(chan *Item)
+	go func() {
+		it, _ := q.Next()
+		got <- it
+	}()
+	q.Fail(nil) // no error: only wakes the sender, who must wait on
+	select {
+	case it := <-got:
+		t.Fatalf("sender got %q while an item was out", it.Notify)
+	default:
+	}
+	if err := q.Return(mine, true); err != nil {
+		t.Fatal(err)
+	}
+	it := <-got
+	if string(it.Notify) != "b" {
+		t.Fatalf("sender got %q", it.Notify)
+	}
+	_ = q.Return(it, true)
+	if big, err := q.PostNow(o.write(1, "big", 11), 10); err != nil || big != nil {
+		t.Fatalf("handed out 11 bytes, limit 10: %v, %v", big, err)
+	}
+	_ = q.Return(next(t, q), true)
+	for seq := uint64(1); seq <= 3; seq++ {
+		q.Settle(seq, nil)
+	}
+	for _, n := range []string{"a", "b", "big"} {
+		o.want(t, n, nil)
+	}
+}
+
+// TestHandedItemComesBackAsItIs: also after the queue has failed, so that it is settled by Drain.
+func TestHandedItemComesBackAsItIs(t *testing.T) {
+	for _, fail := range []bool{false, true} {
+		q := New(Config{Limit: 16, Open: 4, Segments: 8})
+		var o outcome
+		mine, _ := q.PostNow(o.write(1, "a", 4), 10)
+		mine.Sent = 3
+		if fail {
+			q.Fail(transfer.ErrPeerLost)
+		}
+		q.Hand(mine)
+		if it := next(t, q); it != mine || it.Sent != 3 {
+			t.Fatalf("got %+v", it)
+		}
+		_ = q.Return(mine, false)
+		if fail {
+			if _, ok := q.Next(); ok {
+				t.Fatal("a failed queue goes on")
+			}
+			q.Drain(transfer.ErrPeerLost)
+			o.want(t, "a", transfer.ErrPeerLost)
+		}
+	}
+}
+
+// TestSmallWritesGoFirstButNotForEver: of long writes' pieces at most every ninth waits for
+// small ones, and small ones wait for one long piece at most.
+func TestSmallWritesGoFirstButNotForEver(t *testing.T) {
+	q := New(Config{Limit: 64, Open: 64, Segments: 8})
+	var o outcome
+	const long = 8 << 20
+	for g := range 3 {
+		post(t, q, o.write(transfer.GrantID(g+1), "long", long))
+	}
+	for g := range 20 {
+		post(t, q, o.write(transfer.GrantID(g+10), "small", smallBytes))
+	}
+	var order string
+	for range 26 {
+		it := next(t, q)
+		order += string(it.Notify[:1])
+		it.Sent = min(it.Sent+1<<20, it.Total)
+		if err := q.Return(it, it.Sent == it.Total); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := "ssssssssl" + "ssssssssl" + "ssss" + "llll"; order != want {
+		t.Errorf("order %s, want %s", order, want)
+	}
+}

@@ -73,7 +73,7 @@ func newDoctor() *cobra.Command {
 	fl.StringArrayVar(&f.versions, "version", nil, "release of the SGLang workers, or NAME=RELEASE for one of them (repeatable); asked of the workers where they can be reached")
 	fl.StringVar(&f.save, "save", "", "with --metrics: keep the scrapes in this directory")
 	fl.StringArrayVar(&f.probes, "probe", nil, "HOST:PORT of a prefill worker's bootstrap port to ask (repeatable)")
-	fl.StringVar(&f.probeWire, "probe-wire", "baton", "protocol of the probe: baton")
+	fl.StringVar(&f.probeWire, "probe-wire", "baton", "protocol of the probe: baton or sglang (NIXL backend, from release 0.5.22 on)")
 	fl.StringVar(&f.probeAs, "probe-as", "", "URL of a Baton decode worker to stand for: a prefill worker that does not fit it is a finding")
 	fl.StringVar(&f.probeListen, "probe-listen", "", "address at which the prefill worker dials the probe's tcp data plane (default: loopback for a worker on loopback, else every interface)")
 	fl.StringVar(&f.probeAdvertise, "probe-advertise", "", "address of it as the prefill worker sees it")
@@ -161,8 +161,10 @@ func (f *doctorFlags) validate() error {
 		return fmt.Errorf("--save needs --metrics")
 	case f.selector != "" && f.prometheus == "":
 		return fmt.Errorf("--selector needs --prometheus")
-	case f.probeWire != "baton":
-		return fmt.Errorf("--probe-wire %q: use baton", f.probeWire)
+	case f.probeWire != "baton" && f.probeWire != "sglang":
+		return fmt.Errorf("--probe-wire %q: use baton or sglang", f.probeWire)
+	case f.probeWire == "sglang" && f.probeAs != "":
+		return fmt.Errorf("--probe-as is for Baton's protocol")
 	}
 	return f.cfg.Validate()
 }
@@ -206,17 +208,31 @@ func (f *doctorFlags) setVersions(fleet []*doctor.Target) error {
 				t.Version, found = release, true
 			}
 		}
-		if !found {
+		if !found && (one || len(f.probes) == 0) {
 			return fmt.Errorf("--version %s: no such target is in the scrapes", v)
 		}
 	}
 	return nil
 }
 
+// release is what --version says of all workers.
+func (f *doctorFlags) release() string {
+	for _, v := range f.versions {
+		if !strings.Contains(v, "=") {
+			return v
+		}
+	}
+	return ""
+}
+
 // prober makes one prober for each --probe.
 func (f *doctorFlags) prober(ctx context.Context) ([]doctor.Prober, error) {
 	var out []doctor.Prober
 	for _, addr := range f.probes {
+		if f.probeWire == "sglang" {
+			out = append(out, probe.SGLang{Release: f.release(), Listen: f.probeListen, Advertise: f.probeAdvertise, Patience: f.patience})
+			continue
+		}
 		b := probe.Baton{Patience: f.patience}
 		if f.probeAs != "" {
 			id, err := f.standFor(ctx)

@@ -136,9 +136,7 @@ func (d *diagnosis) known(t *Target, r release) {
 	case row.fault == "":
 		d.note(t, "release %s: %s", t.Version, row.weakness)
 	default:
-		d.find(t, Finding{Rule: "version", Severity: Warning, Title: fmt.Sprintf("SGLang %s has a known fault in its NIXL backend", t.Version),
-			Evidence: []string{"release " + t.Version + " is in the row \"" + row.name() + "\" of the table"},
-			Cause:    row.fault, Action: row.action})
+		d.find(t, *versionFinding(t.Version, row))
 	}
 }
 
@@ -152,4 +150,22 @@ func (d *diagnosis) mixed(p, dec release, ps, ds []string) {
 		Title:    fmt.Sprintf("prefill workers of %s and decode workers of %s do not understand each other", p, dec),
 		Evidence: []string{fmt.Sprintf("prefill %s: %s; decode %s: %s", p, strings.Join(ps, ", "), dec, strings.Join(ds, ", "))},
 		Cause:    why, Action: "run one release on all workers of a fleet; upgrade a fleet as a whole, or pair old with old by the router's pools"})
+}
+
+// MayAskSGLang reports whether a prefill worker of this release can be asked by a probe without harm and
+// answers; the finding is what the table knows of it, nil if it knows no fault.
+func MayAskSGLang(version string) (ask bool, f *Finding, err error) {
+	r, err := parseRelease(version)
+	if err != nil {
+		return false, nil, err
+	}
+	if row := lookup(r); row != nil && row.fault != "" {
+		return false, versionFinding(version, row), nil
+	}
+	return true, nil, nil
+}
+
+func versionFinding(version string, row *row) *Finding {
+	return &Finding{Rule: "version", Severity: Warning, Title: fmt.Sprintf("SGLang %s has a known fault in its NIXL backend", version),
+		Evidence: []string{"release " + version + " is in the row \"" + row.name() + "\" of the table"}, Cause: row.fault, Action: row.action}
 }

@@ -63,7 +63,7 @@ internal/bench:                        internal/room openai-go
 internal/bench/kvbench:                internal/transfer internal/kv internal/room golang.org/x/sys
 internal/doctor:                       github.com/prometheus/common
 internal/doctor/collect:               internal/doctor
-internal/doctor/probe:                 internal/doctor internal/session internal/transfer internal/kv internal/room
+internal/doctor/probe:                 internal/doctor internal/sglang internal/sglang/zmtp internal/session internal/transfer internal/kv internal/room
 internal/repotest:
 internal/e2e:
 

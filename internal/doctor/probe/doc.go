@@ -4,6 +4,6 @@
 //
 // It is safe on a worker that serves: every room id is of [doctor.ProbeRoom], of a random
 // generation, and no message names any other; no request is made, so nothing is computed; every
-// message is one that any decode worker may send at any time. What it leaves behind is what any
+// message is one that any decode worker may send at any time. [Baton] and [SGLang] are the protocols. What it leaves behind is what any
 // aborted request leaves: tombstones for a minute, and its session in the worker's log and counters.
 package probe

@@ -322,8 +322,9 @@ func TestReportedK3Identity(t *testing.T) {
 		if st := b.State(); st != room.StateWaitingForInput {
 			t.Fatalf("B is %v", st)
 		}
-		if n := counted(t, reg, "baton_stray_messages_total"); n != before+1 {
-			t.Errorf("%v stray messages were counted", n-before)
+		// The ack of A's abort, for which nobody waits any more, may be counted meanwhile, too.
+		if n := counted(t, reg, "baton_stray_messages_total"); n < before+1 {
+			t.Error("the stray notification was not counted")
 		}
 		w.chunk(sb, 2, 0)
 		await(t, "end of B", b.Done())

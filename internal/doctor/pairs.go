@@ -58,7 +58,7 @@ func (d *diagnosis) oneSided(s stretch, waiting Role, t *Target, saw []string) F
 		Title:    fmt.Sprintf("%s holds requests that no worker on the other side knows", s.queue.name),
 		Evidence: append([]string{fmt.Sprintf("%s was above 0 from %s to %s", s.queue.gauge.name, clock(t.Times[s.from]), clock(t.Times[s.to]))}, saw...),
 		Cause:    "the decode side has ended these requests (abort, failure, restart) and the prefill side did not: the abort was lost, or its failure was overwritten by a late status",
-		Action:   "the requests are dead: restart this prefill worker when it suits, and upgrade if its version is listed",
+		Action:   "the requests are dead: restart this prefill worker when it suits, and upgrade if its release is reported too",
 	}
 	if waiting == RoleDecode {
 		f.Cause = "the prefill side has finished or forgotten these requests: its last status was lost, or its release tells completion in another way than this one reads"

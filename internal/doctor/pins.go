@@ -53,7 +53,7 @@ func (t *Target) pinCause(q queue) (cause, action string) {
 			"look at the prefill instances' restarts and vllm:nixl_num_kv_expired_reqs; abort the requests; restart this instance if they stay"
 	case q.role == RolePrefill && q.handover:
 		return "a transfer that will never end: a room resurrected after an abort (releases up to 0.5.15), or handles that stay in progress because the decode process is stopped or gone without an error. This queue has no deadline in any release",
-			"find the request by its bootstrap_room in both logs; see whether its decode worker lives; only a restart of this prefill worker frees the request and its KV. Upgrade if the version is listed below"
+			"find the request by its bootstrap_room in both logs; see whether its decode worker lives; only a restart of this prefill worker frees the request and its KV. Upgrade if its release is reported too"
 	case q.gauge.name == "sglang:num_decode_deferred_kv_release_reqs":
 		return "the prefill side has not said that it has drained, and the release timeout has not run either", "look at the prefill workers of these requests; check SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 	case q.handover:

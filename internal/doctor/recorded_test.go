@@ -154,3 +154,18 @@ func FuzzParseFile(f *testing.F) {
 		}
 	})
 }
+
+// TestSGLangsOwnCollector: what the collector class of release 0.5.23 exposes (run by itself, its scheduler stubbed, cut down to what
+// the rules read): a request that stays in the inflight queue, a decode worker that knows nothing of it and
+// released KV by timeout.
+func TestSGLangsOwnCollector(t *testing.T) {
+	s := recorded(t, "sglang-pin.prom")
+	r := Diagnose(build(t, s.Scrapes, s.About), nil, defaults)
+	complete(t, r)
+	if want := []string{"disagreement@prefill-0", "forced-release@decode-0", "stuck-queue@prefill-0"}; !slices.Equal(found(r), want) {
+		t.Errorf("found %v, want %v", found(r), want)
+	}
+	if len(r.Targets) != 2 || r.Targets[0].Role != RoleDecode || r.Targets[1].Role != RolePrefill || r.Targets[1].Version != "0.5.23" || len(r.Doubts) != 0 {
+		t.Errorf("%+v, doubts %v", r.Targets, r.Doubts)
+	}
+}

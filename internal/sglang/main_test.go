@@ -33,3 +33,11 @@ func nixlConfig() nixl.Config {
 	}
 	return c
 }
+
+// needNIXL skips a test on machines without the library.
+func needNIXL(t testing.TB) {
+	t.Helper()
+	if _, err := nixl.AgentFences(nixlConfig()); err != nil {
+		t.Skipf("needs the NIXL library: %v", err)
+	}
+}

@@ -33,7 +33,7 @@ type Receiving struct {
 // bootstrap gets the link to the prefill rank and pages, and sends the metadata. It ends with that or with the room.
 func (rec *Receiving) bootstrap() {
 	d := rec.d
-	ctx, stop := context.WithDeadline(d.ctx, rec.open.Deadline)
+	ctx, stop := context.WithDeadline(d.ctx, early(rec.open.Deadline))
 	defer stop()
 	// The link is awaited even if the room ends meanwhile: the prefill rank must hear of the abort, or its
 	// sender would wait for pages until its own bound.
@@ -72,6 +72,11 @@ func (rec *Receiving) bootstrap() {
 		rec.letRequestGo()
 	}
 	l.wake()
+}
+
+// early is a moment before a deadline: who waits until then can still say what for.
+func early(deadline time.Time) time.Time {
+	return deadline.Add(-min(max(time.Until(deadline)/10, 0), 200*time.Millisecond))
 }
 
 var errRoomEnded = errors.New("the room has ended")

@@ -176,7 +176,9 @@ func (p *Push) serve(ctx context.Context) error {
 	_ = c.SetDeadline(time.Time{})
 	pongs := make(chan []byte, 4)
 	p.wg.Go(func() { p.listen(r, pongs) })
-	return p.send(c, pongs)
+	err = p.send(c, pongs)
+	p.fail(err) // before the connection ends, which listen would take for the reason
+	return err
 }
 
 // listen notices the end of the connection and pings.

@@ -197,7 +197,7 @@ func Build(scrapes []Scrape, about map[string]About) ([]*Target, error) {
 	var out []*Target
 	for name, list := range by {
 		slices.SortStableFunc(list, func(a, b Scrape) int { return a.Time.Compare(b.Time) })
-		t := &Target{Name: name, About: about[name], series: map[string][]*series{}}
+		t := &Target{Name: name, About: about[name], series: map[string][]*series{}, index: map[string]*series{}}
 		for i, s := range list {
 			if i > 0 && s.Time.Equal(list[i-1].Time) {
 				return nil, fmt.Errorf("target %s has two scrapes of %s; give scrapes of other workers other names", name, s.Time.Format(time.RFC3339Nano))

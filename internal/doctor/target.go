@@ -46,6 +46,7 @@ type Target struct {
 	Missed []Miss      // ascending
 
 	series map[string][]*series // by name
+	index  map[string]*series   // by name and labels
 }
 
 // series is one metric with one set of labels. len(values) <= len(Times); a value that is
@@ -73,13 +74,17 @@ func (t *Target) add(s Scrape) {
 }
 
 func (t *Target) find(name string, labels map[string]string) *series {
-	for _, se := range t.series[name] {
-		if maps.Equal(se.labels, labels) {
-			return se
-		}
+	var key strings.Builder
+	key.WriteString(name)
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		key.WriteString("\xff" + k + "\xff" + labels[k])
 	}
-	se := &series{labels: labels}
-	t.series[name] = append(t.series[name], se)
+	se := t.index[key.String()]
+	if se == nil {
+		se = &series{labels: labels}
+		t.index[key.String()] = se
+		t.series[name] = append(t.series[name], se)
+	}
 	return se
 }
 

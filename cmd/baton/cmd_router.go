@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/baton-pd/baton/internal/router"
+	"github.com/baton-pd/baton/internal/router/policy"
 	"github.com/baton-pd/baton/internal/supervise"
 )
 
@@ -30,7 +31,14 @@ type routerFlags struct {
 	health            time.Duration
 	maxBodyMiB        int
 	maxInflight       int
+	maxPerWorker      int
+	maxQueue          int
+	aging             time.Duration
 	policy            string
+	prefillPolicy     string
+	decodePolicy      string
+	sessionHeader     string
+	prefixMiB         int
 	grace             time.Duration
 }
 
@@ -50,8 +58,15 @@ func newRouter(g *globals) *cobra.Command {
 	f.DurationVar(&r.firstByte, "first-byte-timeout", 0, "longest wait for a stream's first event; then another pair is tried (0: only the deadline)")
 	f.DurationVar(&r.health, "health-interval", time.Second, "time between health probes of a worker")
 	f.IntVar(&r.maxBodyMiB, "max-body-mib", 32, "MiB of a request body at most; larger ones are answered 413")
-	f.IntVar(&r.maxInflight, "max-inflight", 1024, "requests at a time; more are answered 503")
-	f.StringVar(&r.policy, "policy", "least-inflight", "choice of workers: least-inflight or round-robin")
+	f.IntVar(&r.maxInflight, "max-inflight", 1024, "requests at a time; more wait")
+	f.IntVar(&r.maxPerWorker, "max-inflight-per-worker", 0, "requests at a time at each worker; more wait (0: no limit)")
+	f.IntVar(&r.maxQueue, "max-queue", 1024, "requests that may wait for a place; more are answered 429 (0: none wait)")
+	f.DurationVar(&r.aging, "priority-aging", 2*time.Second, "how much waiting a step of X-Request-Priority is worth")
+	f.StringVar(&r.policy, "policy", "least-inflight", "choice of workers: "+strings.Join(policy.Names(), ", "))
+	f.StringVar(&r.prefillPolicy, "prefill-policy", "", "choice of prefill workers (default: --policy)")
+	f.StringVar(&r.decodePolicy, "decode-policy", "", "choice of decode workers (default: --policy)")
+	f.StringVar(&r.sessionHeader, "session-header", "X-Session-Id", "header that names a request's session, for session-hash")
+	f.IntVar(&r.prefixMiB, "prefix-tree-mib", 64, "MiB that a leg's prefix tree may take, for prefix-cache")
 	f.DurationVar(&r.grace, "shutdown-grace", 10*time.Second, "time for running streams when the router is asked to end")
 	return c
 }
@@ -76,8 +91,12 @@ func parsePrefill(s string) (router.Backend, error) {
 
 func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
 	c := router.Config{
-		Policy: r.policy, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, HealthInterval: r.health,
+		Policy: r.policy, PrefillPolicy: r.prefillPolicy, DecodePolicy: r.decodePolicy, SessionHeader: r.sessionHeader,
+		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, HealthInterval: r.health,
 		MaxBody: int64(r.maxBodyMiB) << 20, MaxInflight: r.maxInflight, Log: log, Registerer: reg, Gatherer: reg, Version: version,
+	}
+	if c.MaxQueue = r.maxQueue; c.MaxQueue == 0 {
+		c.MaxQueue = -1
 	}
 	for _, s := range r.prefills {
 		b, err := parsePrefill(s)

@@ -47,7 +47,9 @@ internal/sched:                        internal/engine internal/transfer interna
 internal/openai:                       internal/engine internal/room gonja
 internal/httpbody:
 internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/engine internal/room prometheus
-internal/router:                       internal/openai internal/httpbody internal/room prometheus
+internal/router:                       internal/router/policy internal/router/admission internal/openai internal/httpbody internal/room prometheus
+internal/router/policy:
+internal/router/admission:
 internal/worker:                       internal/httpapi internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/sglang:                       internal/sglang/zmtp internal/transfer/nixl internal/transfer internal/kv internal/room

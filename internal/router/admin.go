@@ -150,8 +150,8 @@ func (r *Router) serverInfo(w http.ResponseWriter, req *http.Request) {
 	}
 	writeJSON(w, http.StatusOK, map[string]any{
 		"router": map[string]any{
-			"role": "router", "version": r.cfg.Version, "policy": r.cfg.Policy, "uptime_seconds": int(time.Since(r.started).Seconds()),
-			"inflight": r.inflight.Load(), "max_inflight": r.cfg.MaxInflight, "live_requests": r.live.count(),
+			"role": "router", "version": r.cfg.Version, "prefill_policy": r.cfg.PrefillPolicy, "decode_policy": r.cfg.DecodePolicy, "uptime_seconds": int(time.Since(r.started).Seconds()),
+			"inflight": r.inflight.Load(), "max_inflight": r.cfg.MaxInflight, "max_queue": max(r.cfg.MaxQueue, 0), "queue": r.queue.Stats(), "live_requests": r.live.count(),
 			"default_timeout_seconds": r.cfg.DefaultTimeout.Seconds(), "max_timeout_seconds": r.cfg.MaxTimeout.Seconds(), "workers": r.views(),
 		},
 		"prefill": byLeg[room.SideSender.String()], "decode": byLeg[room.SideReceiver.String()],
@@ -237,7 +237,7 @@ func (r *Router) healthGenerate(w http.ResponseWriter, req *http.Request) {
 			rest:    []byte(`"text":"a","sampling_params":{"max_new_tokens":1,"temperature":0,"ignore_eos":true}}`),
 			prompts: 1, choices: 1, rid: quoted(rid), names: []string{rid},
 		},
-		kind: openai.KindGenerate, path: "/generate", start: time.Now(), header: http.Header{"Content-Type": {"application/json"}},
+		privileged: true, kind: openai.KindGenerate, path: "/generate", start: time.Now(), header: http.Header{"Content-Type": {"application/json"}},
 	}
 	c.deadline = c.start.Add(generateTimeout)
 	cl := newClient(&discard{header: http.Header{}})

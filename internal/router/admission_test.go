@@ -104,13 +104,15 @@ func TestSlowBody(t *testing.T) {
 }
 
 func TestTooManyInFlight(t *testing.T) {
-	inBubble(t, Config{MaxInflight: 1}, []script{okPrefill}, []script{silent}, func(t *testing.T, b *bed, p, d []*fake) {
+	inBubble(t, Config{MaxInflight: 1, MaxQueue: -1}, []script{okPrefill}, []script{silent}, func(t *testing.T, b *bed, p, d []*fake) {
 		ctx, cancel := context.WithCancel(t.Context())
 		first := make(chan got)
 		go func() { first <- b.post(ctx, "/v1/chat/completions", chatBody) }()
 		<-time.After(time.Second)
 		g := b.chat()
-		g.fails(t, 503, "capacity")
+		if e := g.fails(t, 429, "capacity"); e.Error.Phase != "queued" {
+			t.Errorf("phase %q", e.Error.Phase)
+		}
 		if g.header.Get("Retry-After") == "" {
 			t.Error("no Retry-After")
 		}

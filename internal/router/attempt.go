@@ -104,7 +104,7 @@ type attempt struct {
 	timer *time.Timer
 }
 
-// newAttempt prepares attempt number n, from 0, of c.
+// newAttempt prepares attempt number n, from 0, of c. The legs counted at p and d are its own, until run has ended them.
 func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 	a := &attempt{r: r, c: c, start: time.Now(), rooms: newRooms(c.prompts), prefillDone: make(chan struct{})}
 	a.prefill.a, a.prefill.w = a, p
@@ -134,18 +134,18 @@ func (a *attempt) key() room.Key { return room.Key{Room: a.rooms[0]} }
 func (a *attempt) run(cl *client) *failure {
 	if !a.r.group.enter() {
 		a.unlink()
+		a.prefill.w.put()
+		a.decode.w.put()
 		return failureOf(a.r.base)
 	}
 	defer a.r.group.leave()
-	a.prefill.w.inflight.Add(1)
-	a.decode.w.inflight.Add(1)
 	a.r.group.spawn(a.runPrefill)
 	if first := a.r.cfg.FirstByteTimeout; first > 0 && a.c.stream {
 		t := time.AfterFunc(first, a.tooSlow)
 		defer t.Stop()
 	}
 	f := a.runDecode(cl)
-	a.decode.w.inflight.Add(-1)
+	a.decode.w.put()
 	if f == nil {
 		a.settle()
 		return nil
@@ -229,7 +229,7 @@ func (a *attempt) tooSlow() {
 // runPrefill drives the prefill leg in a goroutine of its own.
 func (a *attempt) runPrefill() {
 	defer close(a.prefillDone)
-	defer a.prefill.w.inflight.Add(-1)
+	defer a.prefill.w.put()
 	l := &a.prefill
 	f := l.consume()
 	if f == nil || a.ctx.Err() != nil {

@@ -29,6 +29,10 @@ type parsed struct {
 	// rid is the client's request id as written, nil if it gave none; names are its values.
 	rid   json.RawMessage
 	names []string
+	// model, priority and prompt are for queue and policies. prompt aliases the body, as the client wrote it.
+	model    string
+	priority int
+	prompt   json.RawMessage
 }
 
 // parseBody checks that body is one sound JSON object and finds out what the router
@@ -53,7 +57,21 @@ func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 	if e := p.readRID(m["rid"]); e != nil {
 		return nil, e
 	}
+	if e := p.readPriority(m["priority"]); e != nil {
+		return nil, e
+	}
+	_ = json.Unmarshal(m["model"], &p.model) // another thing than a string is the worker's to refuse
+	for _, name := range promptFields[kind] {
+		if p.prompt = m[name]; p.prompt != nil {
+			break
+		}
+	}
 	return p, nil
+}
+
+// promptFields is where the prompt is.
+var promptFields = map[openai.Kind][]string{
+	openai.KindChat: {"messages"}, openai.KindCompletion: {"prompt"}, openai.KindGenerate: {"text", "input_ids"},
 }
 
 // readRID takes the client's request id: a string, or a list of them.

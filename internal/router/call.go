@@ -16,6 +16,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/admission"
 )
 
 // HeaderTimeout carries the milliseconds that are left of a request's deadline, from
@@ -35,12 +36,26 @@ type call struct {
 	// current is the attempt under way, for the deadline's words and the log.
 	current  atomic.Pointer[attempt]
 	attempts int
+
+	ticket  admission.Ticket
+	prefix  []uint64 // of the prompt, for policies that look at it
+	session string
+	// privileged calls take no place and are never turned away: the router's own probes.
+	privileged bool
+	placed     bool          // holds a place; the handler's
+	waited     time.Duration // in the queue
+	queued     atomic.Bool   // is waiting in the queue
 }
 
 // deadlineFailure says what the request was waiting for when its time was over.
 func (c *call) deadlineFailure() *failure {
 	limit := c.deadline.Sub(c.start)
 	a := c.current.Load()
+	if c.queued.Load() {
+		f := routerFailure(room.CodeDeadline, false, "the deadline of %v passed while the request waited for a worker with a free place, in attempt %d", limit, c.attempts+1)
+		f.err.Cause.Phase = phaseQueued
+		return f
+	}
 	if a == nil {
 		return routerFailure(room.CodeDeadline, false, "the deadline of %v passed before the request was sent to a worker", limit)
 	}

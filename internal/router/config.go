@@ -8,15 +8,18 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/baton-pd/baton/internal/router/policy"
 )
 
-// Policies of choosing a worker, for both legs.
+// Policies of choosing a worker; package policy has more.
 const (
-	PolicyLeastInflight = "least-inflight" // fewest requests of this router, in turn among equals
-	PolicyRoundRobin    = "round-robin"
+	PolicyLeastInflight = policy.LeastInflight // fewest requests of this router, in turn among equals
+	PolicyRoundRobin    = policy.RoundRobin
 )
 
 // Backend is one worker.
@@ -26,12 +29,21 @@ type Backend struct {
 	// worker's sessions; unused on decode workers. The host defaults to the URL's.
 	BootstrapHost string
 	BootstrapPort int
+	// Zone is where the worker is, for policy pair-cost; Models, if not empty, all the models it has: requests for
+	// another one go to others.
+	Zone   string
+	Models []string
 }
 
 // Config of a [Router]. Zero values take the defaults in brackets.
 type Config struct {
 	Prefills, Decodes []Backend
-	Policy            string // [PolicyLeastInflight]
+	Policy            string // of both legs [PolicyLeastInflight]
+	// PrefillPolicy and DecodePolicy are the policies of the legs [Policy], see package policy.
+	PrefillPolicy, DecodePolicy string
+	PolicyOptions               policy.Options
+	// SessionHeader names the session of a request, for policy session-hash [X-Session-Id].
+	SessionHeader string
 	// DefaultTimeout is the deadline of a request that names none in
 	// X-Request-Timeout-Ms [300s], MaxTimeout the largest it may name [1h].
 	DefaultTimeout, MaxTimeout time.Duration
@@ -51,8 +63,14 @@ type Config struct {
 	MaxBody int64
 	// MaxAnswer is the largest answer that is not streamed, in bytes [64 MiB].
 	MaxAnswer int64
-	// MaxInflight is the number of requests at a time [1024]; more are answered 503.
+	// MaxInflight is the number of requests at a time [1024]; more wait.
 	MaxInflight int
+	// MaxQueue is how many may wait [1024]; more are answered 429. Negative: none.
+	MaxQueue int
+	// MaxPerWorker is the number of legs at a worker at a time [0: no limit]; more wait.
+	MaxPerWorker int
+	// PriorityAging is how much waiting a step of priority is worth [2s].
+	PriorityAging time.Duration
 
 	Log        *slog.Logger          // [discards]
 	Registerer prometheus.Registerer // for the router's metrics [a registry of its own]
@@ -70,6 +88,7 @@ func (c Config) withDefaults() Config {
 	}{
 		{&c.MaxTimeout, time.Hour}, {&c.DefaultTimeout, min(300*time.Second, c.MaxTimeout)}, {&c.BodyTimeout, 30 * time.Second},
 		{&c.HealthInterval, time.Second}, {&c.HealthTimeout, 2 * time.Second}, {&c.DialTimeout, 2 * time.Second},
+		{&c.PriorityAging, 2 * time.Second},
 	} {
 		if *d.v == 0 {
 			*d.v = d.d
@@ -80,6 +99,18 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Policy == "" {
 		c.Policy = PolicyLeastInflight
+	}
+	if c.PrefillPolicy == "" {
+		c.PrefillPolicy = c.Policy
+	}
+	if c.DecodePolicy == "" {
+		c.DecodePolicy = c.Policy
+	}
+	if c.SessionHeader == "" {
+		c.SessionHeader = "X-Session-Id"
+	}
+	if c.MaxQueue == 0 {
+		c.MaxQueue = 1024
 	}
 	if c.MaxRetries == 0 {
 		c.MaxRetries = 2
@@ -114,10 +145,12 @@ func (c Config) validate() error {
 	if len(c.Prefills) == 0 || len(c.Decodes) == 0 {
 		return errors.New("router: at least one prefill and one decode worker are needed")
 	}
-	if c.Policy != PolicyLeastInflight && c.Policy != PolicyRoundRobin {
-		return fmt.Errorf("router: policy %q: use %s or %s", c.Policy, PolicyLeastInflight, PolicyRoundRobin)
+	for _, name := range []string{c.Policy, c.PrefillPolicy, c.DecodePolicy} {
+		if !policy.Known(name) {
+			return fmt.Errorf("router: policy %q: use one of %s", name, strings.Join(policy.Names(), ", "))
+		}
 	}
-	for _, d := range []time.Duration{c.DefaultTimeout, c.MaxTimeout, c.FirstByteTimeout, c.BodyTimeout, c.HealthInterval, c.HealthTimeout, c.DialTimeout} {
+	for _, d := range []time.Duration{c.DefaultTimeout, c.MaxTimeout, c.FirstByteTimeout, c.BodyTimeout, c.HealthInterval, c.HealthTimeout, c.DialTimeout, c.PriorityAging} {
 		if d < 0 {
 			return fmt.Errorf("router: a negative duration: %v", d)
 		}
@@ -125,7 +158,7 @@ func (c Config) validate() error {
 	if c.DefaultTimeout > c.MaxTimeout {
 		return fmt.Errorf("router: the default deadline %v is larger than the largest, %v", c.DefaultTimeout, c.MaxTimeout)
 	}
-	if c.MaxBody < 0 || c.MaxAnswer < 0 || c.MaxInflight < 0 {
+	if c.MaxBody < 0 || c.MaxAnswer < 0 || c.MaxInflight < 0 || c.MaxPerWorker < 0 {
 		return errors.New("router: a negative limit")
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
@@ -43,7 +44,7 @@ func TestRetryAvoidsWhomTheCauseNames(t *testing.T) {
 	inBubble(t, Config{Policy: PolicyRoundRobin}, []script{silent, okPrefill}, []script{say(500, told)}, func(t *testing.T, b *bed, p, d []*fake) {
 		d[0].set(func(w http.ResponseWriter, r *http.Request, l *leg1) {
 			if d[0].count() == 1 {
-				say(500, told)(w, r, l)
+				after(time.Millisecond, say(500, told))(w, r, l) // when prefill has its request, too
 			} else {
 				okAnswer(w, r, l)
 			}

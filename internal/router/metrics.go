@@ -2,6 +2,8 @@ package router
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/baton-pd/baton/internal/room"
 )
 
 // metrics are the router's own.
@@ -11,6 +13,7 @@ type metrics struct {
 	legErrors *prometheus.CounterVec // leg, worker, cause
 	releases  *prometheus.CounterVec // leg, result
 	seconds   prometheus.Histogram
+	queue     prometheus.Histogram
 	first     prometheus.Histogram
 }
 
@@ -32,15 +35,22 @@ func newMetrics(r *Router, reg prometheus.Registerer) (*metrics, error) {
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "baton_router_request_seconds", Help: "Time from a request's acceptance to its end.", Buckets: buckets,
 		}),
+		queue: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "baton_router_queue_seconds", Help: "Time that a request waited for a place, whether it got one or not.",
+			Buckets: append([]float64{0.0001}, buckets...),
+		}),
 		first: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "baton_router_first_event_seconds", Help: "Time from a streaming request's acceptance to its first event.", Buckets: buckets,
 		}),
 	}
 	all := []prometheus.Collector{
-		m.requests, m.retries, m.legErrors, m.releases, m.seconds, m.first, &workerCollector{r},
+		m.requests, m.retries, m.legErrors, m.releases, m.seconds, m.queue, m.first, &workerCollector{r},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "baton_router_inflight_requests", Help: "Requests that have not ended.",
 		}, func() float64 { return float64(r.inflight.Load()) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "baton_router_queued_requests", Help: "Requests that wait for a place.",
+		}, func() float64 { return float64(r.queue.Stats().Waiting) }),
 	}
 	for _, c := range all {
 		if err := reg.Register(c); err != nil {
@@ -63,14 +73,20 @@ var (
 	descUp       = prometheus.NewDesc("baton_router_worker_up", "1 if the last health probe succeeded and nothing contradicted it since.", []string{"leg", "worker"}, nil)
 )
 
+var descPrefix = prometheus.NewDesc("baton_router_prefix_tree_bytes", "Memory of the leg's prefix tree, by estimate; 0 without policy prefix-cache.", []string{"leg"}, nil)
+
 // Describe implements prometheus.Collector.
 func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descInflight
 	ch <- descUp
+	ch <- descPrefix
 }
 
 // Collect implements prometheus.Collector.
 func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
+	for leg, f := range map[room.Side]*fleet{room.SideSender: &c.r.prefills, room.SideReceiver: &c.r.decodes} {
+		ch <- prometheus.MustNewConstMetric(descPrefix, prometheus.GaugeValue, float64(f.treeStats().Bytes), leg.String())
+	}
 	for _, w := range c.r.all() {
 		up := 0.0
 		if w.status() == statusUp {

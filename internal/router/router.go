@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/admission"
+	"github.com/baton-pd/baton/internal/router/policy"
 )
 
 // Router pairs requests with workers. Its methods are safe for concurrent use.
@@ -22,6 +25,10 @@ type Router struct {
 	m                 *metrics
 	started           time.Time
 	handler           http.Handler
+
+	queue *admission.Queue
+	// wantsPrefix, wantsLoad: a policy looks at prompts, or at what workers say of their load.
+	wantsPrefix, wantsLoad bool
 
 	live     calls
 	inflight atomic.Int64
@@ -38,7 +45,9 @@ func New(c Config) (*Router, error) {
 		return nil, err
 	}
 	r := &Router{cfg: c, started: time.Now(), releases: make(chan struct{}, releaseAtOnce), live: calls{byName: map[string]*call{}}}
-	r.prefills.policy, r.decodes.policy = c.Policy, c.Policy
+	if err := r.newPolicies(); err != nil {
+		return nil, err
+	}
 	seen := map[string]bool{}
 	for _, leg := range []struct {
 		fleet *fleet
@@ -58,7 +67,7 @@ func New(c Config) (*Router, error) {
 			}
 			workers = append(workers, w)
 		}
-		leg.fleet.replace(workers)
+		r.replace(leg.fleet, workers)
 	}
 	var err error
 	if r.m, err = newMetrics(r, c.Registerer); err != nil {
@@ -72,6 +81,27 @@ func New(c Config) (*Router, error) {
 	return r, nil
 }
 
+// newPolicies makes the queue and what chooses workers.
+func (r *Router) newPolicies() (err error) {
+	c := &r.cfg
+	r.queue = admission.New(admission.Config{MaxInflight: c.MaxInflight, MaxWaiting: max(c.MaxQueue, 0), Aging: c.PriorityAging})
+	o := c.PolicyOptions
+	if o.Seed == 0 {
+		o.Seed = rand.Uint64() // several routers must not choose alike
+	}
+	if r.prefills.policy, err = policy.New(c.PrefillPolicy, o); err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	o.Seed++
+	if r.decodes.policy, err = policy.New(c.DecodePolicy, o); err != nil {
+		return fmt.Errorf("router: %w", err)
+	}
+	r.prefills.most, r.decodes.most = int64(c.MaxPerWorker), int64(c.MaxPerWorker)
+	r.wantsPrefix = c.PrefillPolicy == policy.PrefixCache || c.DecodePolicy == policy.PrefixCache
+	r.wantsLoad = c.PrefillPolicy == policy.PairCost || c.DecodePolicy == policy.PairCost
+	return nil
+}
+
 func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 	base, host, port, err := b.parse(side == room.SideSender)
 	if err != nil {
@@ -79,6 +109,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 	}
 	return &worker{
 		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(),
+		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad, freed: r.queue.Kick,
 		rt: &http.Transport{
 			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,
 			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second,
@@ -91,6 +122,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 			} else {
 				r.cfg.Log.Info("worker is up", "leg", side.String(), "worker", w.name)
 			}
+			r.queue.Kick() // somebody may have waited for it, or waits in vain now
 		},
 	}, nil
 }

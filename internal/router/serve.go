@@ -27,6 +27,7 @@ func (r *Router) generation(kind openai.Kind, path string) http.HandlerFunc {
 		c, f := r.accept(cl, req, kind, path)
 		if f == nil {
 			f = r.serve(cl, c)
+			r.leave(c)
 			r.live.remove(c)
 			defer c.disarm()
 		}
@@ -49,8 +50,8 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	start := time.Now()
 	// Until the body has been read: net/http itself reads on after a refusal.
 	_ = cl.ctl.SetReadDeadline(start.Add(r.cfg.BodyTimeout)) // a recorder in a test has none
-	if n := r.inflight.Add(1); n > int64(r.cfg.MaxInflight) {
-		return nil, routerFailure(room.CodeCapacity, true, "%d requests are in flight; that is the limit", r.cfg.MaxInflight)
+	if f := r.tooMany(r.inflight.Add(1)); f != nil {
+		return nil, f
 	}
 	if r.base.Err() != nil {
 		return nil, failureOf(r.base)
@@ -71,6 +72,9 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	if c.rid == nil {
 		rid := newRID()
 		c.rid, c.names = quoted(rid), []string{rid}
+	}
+	if e := r.setTicket(c, req.Header); e != nil {
+		return nil, &failure{err: e}
 	}
 	copyHeader(c.header, req.Header)
 	if id := req.Header.Get("X-Request-Id"); id != "" {
@@ -165,15 +169,15 @@ func (r *Router) serve(cl *client, c *call) *failure {
 		if last != nil {
 			where = last.blame
 		}
-		p, d, missing := r.choose(avoid, where)
-		if missing != "" {
-			if last != nil {
+		p, d, f := r.acquire(c, n, avoid, where)
+		if f != nil {
+			if last != nil && c.ctx.Err() == nil {
 				return last
 			}
-			return routerFailure(room.CodeUnavailable, true, "%s", missing)
+			return f
 		}
 		a := r.newAttempt(c, n, p, d)
-		f := a.run(cl)
+		f = a.run(cl)
 		if f == nil {
 			return nil
 		}
@@ -233,6 +237,9 @@ func (r *Router) times(cl *client, c *call) []slog.Attr {
 	total := time.Since(c.start)
 	r.m.seconds.Observe(total.Seconds())
 	attrs := []slog.Attr{slog.Int("attempts", c.attempts), slog.Bool("stream", c.stream), slog.String("rid", c.names[0])}
+	if c.waited > time.Millisecond {
+		attrs = append(attrs, slog.Float64("queue_ms", ms(c.waited)))
+	}
 	if !cl.first.IsZero() {
 		first := cl.first.Sub(c.start)
 		if c.stream {

@@ -62,10 +62,15 @@ type worker struct {
 	base     *url.URL
 	bootHost string
 	bootPort int
+	zone     string
+	models   []string // all it has; empty: not known
 	rt       *http.Transport
+	wantLoad bool   // read its metrics after each probe
+	freed    func() // a leg has ended: somebody else may have its place
 
 	// inflight counts attempts of this router whose leg has not ended.
 	inflight atomic.Int64
+	load     atomic.Pointer[loadReport] // nil before the first
 	// state is a copy of status for choosing, written under mu.
 	state atomic.Uint32
 	kick  chan struct{} // asks for a probe now; buffered
@@ -130,6 +135,9 @@ func (w *worker) watch(ctx context.Context, interval, timeout time.Duration) {
 	pause := firstReprobe
 	for {
 		w.judge(ctx, w.probe(ctx, timeout))
+		if w.wantLoad && w.status() == statusUp {
+			w.pollLoad(ctx, interval, timeout)
+		}
 		wait := interval
 		if w.status() == statusOut {
 			wait = min(pause, interval)

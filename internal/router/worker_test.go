@@ -97,12 +97,12 @@ func TestLeastInflight(t *testing.T) {
 }
 
 func TestPick(t *testing.T) {
-	f := fleet{policy: PolicyRoundRobin}
+	var f fleet
 	if w := f.pick(nil); w != nil || f.why() == "" {
 		t.Error("picked from nothing")
 	}
 	ws := []*worker{{}, {}, {}}
-	f.replace(ws)
+	f.set.Store(&ws)
 	ws[1].state.Store(uint32(statusOut))
 	seen := map[*worker]int{}
 	for range 6 {

@@ -1,0 +1,213 @@
+package admission
+
+import (
+	"container/heap"
+	"time"
+)
+
+// fair is who goes first: start-time fair queueing over keys, and within a key the order of arrival corrected by
+// priority. No lock, no clock.
+//
+// Each key with waiters has a start tag, in units of cost: max(virtual time at its coming, its last finish tag). The key
+// of the least tag goes next; its finish tag is its start tag plus cost/weight, and the virtual time is the start tag of who went
+// last. So over any time in which two keys both wait, they get costs in proportion to their weights, but for one
+// request each. A priority lowers the tag of its key for the comparison alone: it moves a key ahead by
+// boost units a step, once, and is paid back by the finish tag.
+type fair struct {
+	aging   time.Duration
+	virtual float64
+	// keys holds the keys that have waiters, and those without whose tag is still ahead of the virtual time: who has just
+	// got much cannot get rid of the bill by waiting with one request at a time. At most maxIdle of them;
+	// none when nobody waits, for then nobody was kept waiting.
+	keys    map[string]*flow
+	active  []*flow // those with waiters; any order
+	waiting int
+	seq     uint64
+}
+
+// maxIdle bounds the keys without waiters that are remembered.
+const maxIdle = 4096
+
+// boost is how many units of cost a step of priority may move a key ahead of its fair share.
+const boost = 1.0
+
+// flow is the waiters of one key.
+type flow struct {
+	key     string
+	at      int // in fair.active
+	start   float64
+	classes map[string]*line
+	waiting int
+}
+
+// line is the waiters of one key and class, the first at [0].
+type line []*waiter
+
+func (l line) Len() int { return len(l) }
+
+// Less orders by arrival; a step of priority counts as if the request had come aging earlier. The order of
+// two requests never changes, and who came aging × (difference) later never passes, so none starves.
+func (l line) Less(i, j int) bool { return l[i].before(l[j]) }
+
+func (l line) Swap(i, j int) {
+	l[i], l[j] = l[j], l[i]
+	l[i].at, l[j].at = i, j
+}
+
+// Push and Pop are for container/heap.
+func (l *line) Push(x any) {
+	w := x.(*waiter)
+	w.at = len(*l)
+	*l = append(*l, w)
+}
+
+// Pop takes the last.
+func (l *line) Pop() any {
+	n := len(*l) - 1
+	w := (*l)[n]
+	(*l)[n], *l = nil, (*l)[:n]
+	return w
+}
+
+// waiter is one request that waits.
+type waiter struct {
+	Ticket
+	try  func() bool
+	rank time.Duration // of arrival, less aging × priority
+	seq  uint64
+	at   int // in its line
+	flow *flow
+	done chan struct{} // closed when it has been granted or shed
+	shed *FullError    // written before done is closed
+	over bool          // granted or shed; under the queue's lock
+}
+
+func (w *waiter) before(o *waiter) bool {
+	if w.rank != o.rank {
+		return w.rank < o.rank
+	}
+	return w.seq < o.seq
+}
+
+// push adds a waiter that arrives at now (since any fixed time).
+func (f *fair) push(w *waiter, now time.Duration) {
+	fl := f.keys[w.Key]
+	if fl == nil {
+		fl = &flow{key: w.Key, classes: map[string]*line{}}
+		f.keys[w.Key] = fl
+	}
+	if fl.waiting == 0 {
+		fl.start = max(fl.start, f.virtual)
+		fl.at = len(f.active)
+		f.active = append(f.active, fl)
+	}
+	f.seq++
+	w.flow, w.seq, w.rank = fl, f.seq, now-time.Duration(w.Priority)*f.aging
+	l := fl.classes[w.Class]
+	if l == nil {
+		l = &line{}
+		fl.classes[w.Class] = l
+	}
+	heap.Push(l, w)
+	fl.waiting++
+	f.waiting++
+}
+
+// remove takes a waiter out.
+func (f *fair) remove(w *waiter) {
+	fl := w.flow
+	l := fl.classes[w.Class]
+	heap.Remove(l, w.at)
+	if len(*l) == 0 {
+		delete(fl.classes, w.Class)
+	}
+	fl.waiting--
+	f.waiting--
+	if fl.waiting > 0 {
+		return
+	}
+	last := f.active[len(f.active)-1]
+	f.active[fl.at], last.at = last, fl.at
+	f.active[len(f.active)-1] = nil
+	f.active = f.active[:len(f.active)-1]
+	f.forget()
+}
+
+// forget drops keys without waiters that need not, or can not, be remembered.
+func (f *fair) forget() {
+	if f.waiting == 0 {
+		clear(f.keys)
+		f.virtual = 0
+		return
+	}
+	if len(f.keys)-len(f.active) <= maxIdle {
+		return
+	}
+	for k, fl := range f.keys {
+		if fl.waiting == 0 && (fl.start <= f.virtual || len(f.keys)-len(f.active) > maxIdle/2) {
+			delete(f.keys, k)
+		}
+	}
+}
+
+// next is the waiter to go first among those whose class is not blocked; nil if there is none.
+func (f *fair) next(blocked map[string]bool) *waiter {
+	var best *waiter
+	var tag float64
+	for _, fl := range f.active {
+		head := fl.head(blocked)
+		if head == nil {
+			continue
+		}
+		t := fl.start - boost*float64(head.Priority)
+		if best == nil || t < tag || t == tag && head.before(best) {
+			best, tag = head, t
+		}
+	}
+	return best
+}
+
+// head is the first waiter of a key whose class is not blocked.
+func (fl *flow) head(blocked map[string]bool) (best *waiter) {
+	for class, l := range fl.classes {
+		if !blocked[class] && (best == nil || (*l)[0].before(best)) {
+			best = (*l)[0]
+		}
+	}
+	return best
+}
+
+// served takes w out and charges its key.
+func (f *fair) served(w *waiter) {
+	fl := w.flow
+	f.virtual = max(f.virtual, fl.start)
+	fl.start += max(w.Cost, minCost) / max(w.Weight, minWeight)
+	f.remove(w)
+}
+
+// victim is the waiter to give up when there is one too many: the last one of the key that has most waiters.
+func (f *fair) victim() *waiter {
+	var most *flow
+	for _, fl := range f.active {
+		if most == nil || fl.waiting > most.waiting || fl.waiting == most.waiting && fl.start > most.start {
+			most = fl
+		}
+	}
+	if most == nil {
+		return nil
+	}
+	var last *waiter
+	for _, l := range most.classes {
+		for _, w := range *l {
+			if last == nil || last.before(w) {
+				last = w
+			}
+		}
+	}
+	return last
+}
+
+const (
+	minCost   = 1.0
+	minWeight = 1e-3
+)

@@ -50,6 +50,7 @@ internal/httpapi:                      internal/sched internal/openai internal/h
 internal/router:                       internal/router/policy internal/router/admission internal/openai internal/httpbody internal/room prometheus
 internal/router/policy:
 internal/router/admission:
+internal/discovery:
 internal/worker:                       internal/httpapi internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/sglang:                       internal/sglang/zmtp internal/transfer/nixl internal/transfer internal/kv internal/room

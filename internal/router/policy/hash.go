@@ -20,7 +20,7 @@ const (
 
 func mix(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a^mixA, b^mixB)
-	return hi ^ lo
+	return hi ^ lo ^ bits.RotateLeft64(a, 23) // one factor may be 0: the other must not be lost
 }
 
 // hash is a fast hash of p that depends on seed. It is not for adversaries: who makes two prompts
@@ -36,7 +36,7 @@ func hash(seed uint64, p []byte) uint64 {
 		copy(tail[:], p)
 		h = mix(h, binary.LittleEndian.Uint64(tail[:]))
 	}
-	return mix(h, mixB)
+	return mix(h, mixA)
 }
 
 // Blocks appends the prefix of a prompt (its bytes as the client wrote them, text or token ids) to dst: a hash for

@@ -134,19 +134,19 @@ func New(name string, o Options) (Policy, error) {
 	rng := rand.New(rand.NewPCG(o.Seed, 0x6261746f6e)) // the second word only has to be fixed
 	switch name {
 	case RoundRobin:
-		return &roundRobin{last: -1}, nil
+		return &roundRobin{}, nil
 	case Random:
 		return &random{rng: rng}, nil
 	case PowerOfTwo:
 		return &powerOfTwo{rng: rng}, nil
 	case LeastInflight:
-		return &leastInflight{turn: roundRobin{last: -1}}, nil
+		return &leastInflight{}, nil
 	case PrefixCache:
-		return &prefixCache{o: o, tree: NewTree(o.MaxBytes), least: leastInflight{turn: roundRobin{last: -1}}}, nil
+		return &prefixCache{o: o, tree: NewTree(o.MaxBytes)}, nil
 	case SessionHash:
-		return &sessionHash{o: o, least: leastInflight{turn: roundRobin{last: -1}}}, nil
+		return &sessionHash{o: o}, nil
 	case PairCost:
-		return &pairCost{turn: roundRobin{last: -1}}, nil
+		return &pairCost{}, nil
 	}
 	return nil, fmt.Errorf("policy: %q is none: use %s", name, strings.Join(Names(), ", "))
 }
@@ -160,11 +160,12 @@ type unlearned struct{}
 func (unlearned) Sent(*Request, string) {}
 func (unlearned) Forget(string)         {}
 
-// roundRobin takes the next one after the last in the fleet's order. That, and no count
-// modulo the candidates, is why none starves while the set changes from choice to choice.
+// roundRobin takes the one that was not taken for longest. That, and no count modulo the candidates, is why none starves
+// while the set changes from choice to choice: who is there is passed by once by each of the others at most.
 type roundRobin struct {
 	unlearned
-	last int // Order of the last choice, -1 before the first
+	tick  uint64
+	taken []uint64 // tick of the last choice, by Order; 0: never
 }
 
 func (p *roundRobin) Choose(_ *Request, cands []Candidate) int {
@@ -173,23 +174,23 @@ func (p *roundRobin) Choose(_ *Request, cands []Candidate) int {
 
 // among chooses the next one for which ok is true; -1 if there is none.
 func (p *roundRobin) among(cands []Candidate, ok func(i int) bool) int {
-	first := -1
+	best, oldest := -1, uint64(0)
 	for i := range cands {
 		if !ok(i) {
 			continue
 		}
-		if cands[i].Order > p.last {
-			p.last = cands[i].Order
-			return i
+		for cands[i].Order >= len(p.taken) {
+			p.taken = append(p.taken, 0)
 		}
-		if first < 0 {
-			first = i
+		if at := p.taken[cands[i].Order]; best < 0 || at < oldest {
+			best, oldest = i, at
 		}
 	}
-	if first >= 0 {
-		p.last = cands[first].Order
+	if best >= 0 {
+		p.tick++
+		p.taken[cands[best].Order] = p.tick
 	}
-	return first
+	return best
 }
 
 type random struct {

@@ -27,7 +27,9 @@ type routerFlags struct {
 	listen            string
 	prefills, decodes []string
 	timeout, max      time.Duration
-	firstByte         time.Duration
+	firstByte, gap    time.Duration
+	ejectAfter        int
+	ejectTime         time.Duration
 	health            time.Duration
 	maxBodyMiB        int
 	maxInflight       int
@@ -56,6 +58,9 @@ func newRouter(g *globals) *cobra.Command {
 	f.DurationVar(&r.timeout, "request-timeout", 300*time.Second, "default deadline of a request")
 	f.DurationVar(&r.max, "max-request-timeout", time.Hour, "largest deadline a client may ask for")
 	f.DurationVar(&r.firstByte, "first-byte-timeout", 0, "longest wait for a stream's first event; then another pair is tried (0: only the deadline)")
+	f.DurationVar(&r.gap, "inter-token-timeout", 0, "longest silence of a stream that has begun; comments do not break it (0: only the deadline)")
+	f.IntVar(&r.ejectAfter, "eject-after", 3, "failures in a row that put a worker aside for a time (negative: never)")
+	f.DurationVar(&r.ejectTime, "eject-time", 5*time.Second, "how long for, the first time; it doubles up to 16 times that")
 	f.DurationVar(&r.health, "health-interval", time.Second, "time between health probes of a worker")
 	f.IntVar(&r.maxBodyMiB, "max-body-mib", 32, "MiB of a request body at most; larger ones are answered 413")
 	f.IntVar(&r.maxInflight, "max-inflight", 1024, "requests at a time; more wait")
@@ -92,7 +97,7 @@ func parsePrefill(s string) (router.Backend, error) {
 func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
 	c := router.Config{
 		Policy: r.policy, PrefillPolicy: r.prefillPolicy, DecodePolicy: r.decodePolicy, SessionHeader: r.sessionHeader,
-		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, HealthInterval: r.health,
+		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, InterTokenTimeout: r.gap, EjectAfter: r.ejectAfter, EjectTime: r.ejectTime, HealthInterval: r.health,
 		MaxBody: int64(r.maxBodyMiB) << 20, MaxInflight: r.maxInflight, Log: log, Registerer: reg, Gatherer: reg, Version: version,
 	}
 	if c.MaxQueue = r.maxQueue; c.MaxQueue == 0 {

@@ -147,6 +147,7 @@ func (a *attempt) run(cl *client) *failure {
 	f := a.runDecode(cl)
 	a.decode.w.put()
 	if f == nil {
+		a.decode.w.outlier.succeeded(time.Now())
 		a.settle()
 		return nil
 	}
@@ -232,6 +233,9 @@ func (a *attempt) runPrefill() {
 	defer a.prefill.w.put()
 	l := &a.prefill
 	f := l.consume()
+	if f == nil {
+		l.w.outlier.succeeded(time.Now())
+	}
 	if f == nil || a.ctx.Err() != nil {
 		return
 	}

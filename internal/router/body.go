@@ -13,6 +13,7 @@ import (
 // ours are the top-level fields that the router sets; what a client puts there is dropped.
 var ours = []openai.Field{
 	{Name: "rid"}, {Name: "bootstrap_host"}, {Name: "bootstrap_port"}, {Name: "bootstrap_room"}, {Name: "bootstrap_generation"},
+	{Name: FieldTimeout},
 }
 
 // parsed is what the router needs to know of a body. The workers check the rest.
@@ -29,6 +30,8 @@ type parsed struct {
 	// rid is the client's request id as written, nil if it gave none; names are its values.
 	rid   json.RawMessage
 	names []string
+	// timeout is the body's own deadline as written, "" without one.
+	timeout string
 	// model, priority and prompt are for queue and policies. prompt aliases the body, as the client wrote it.
 	model    string
 	priority int
@@ -56,6 +59,9 @@ func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 	p.choices = p.prompts * p.countChoices(kind, m)
 	if e := p.readRID(m["rid"]); e != nil {
 		return nil, e
+	}
+	if raw := m[FieldTimeout]; raw != nil && !isNull(raw) {
+		p.timeout = string(raw)
 	}
 	if e := p.readPriority(m["priority"]); e != nil {
 		return nil, e

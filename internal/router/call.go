@@ -23,6 +23,9 @@ import (
 // the client to the router and on to the workers.
 const HeaderTimeout = "X-Request-Timeout-Ms"
 
+// FieldTimeout is the body's field for the same; the router takes it out, and tells the workers by the header.
+const FieldTimeout = "request_timeout_ms"
+
 // call is one client's request. Its context ends with a *failure as cause.
 type call struct {
 	*parsed
@@ -45,6 +48,7 @@ type call struct {
 	placed     bool          // holds a place; the handler's
 	waited     time.Duration // in the queue
 	queued     atomic.Bool   // is waiting in the queue
+	asking     bool          // for another worker's opinion of a refusal; the handler's
 }
 
 // deadlineFailure says what the request was waiting for when its time was over.
@@ -84,12 +88,34 @@ func (r *Router) parseDeadline(req *http.Request, start time.Time) (time.Time, *
 	if v == "" {
 		return start.Add(r.cfg.DefaultTimeout), nil
 	}
+	d, e := r.parseTimeout("header "+HeaderTimeout, HeaderTimeout, v)
+	return start.Add(d), e
+}
+
+// parseTimeout reads milliseconds.
+func (r *Router) parseTimeout(what, param, v string) (time.Duration, *openai.Error) {
 	most := r.cfg.MaxTimeout.Milliseconds()
 	ms, err := strconv.ParseInt(v, 10, 64)
 	if err != nil || ms < 1 || ms > most {
-		return time.Time{}, invalidValue(HeaderTimeout, "header %s must be a whole number in [1, %d]", HeaderTimeout, most)
+		return 0, invalidValue(param, "%s must be a whole number in [1, %d]", what, most)
 	}
-	return start.Add(time.Duration(ms) * time.Millisecond), nil
+	return time.Duration(ms) * time.Millisecond, nil
+}
+
+// bodyDeadline takes the body's own deadline into account: it replaces the default, and of two that the client named the
+// sooner counts. Both run from the request's arrival.
+func (r *Router) bodyDeadline(c *call, req *http.Request) *openai.Error {
+	if c.timeout == "" {
+		return nil
+	}
+	d, e := r.parseTimeout(FieldTimeout, FieldTimeout, c.timeout)
+	if e != nil {
+		return e
+	}
+	if at := c.start.Add(d); req.Header.Get(HeaderTimeout) == "" || at.Before(c.deadline) {
+		c.deadline = at
+	}
+	return nil
 }
 
 // hopHeaders belong to one connection, or are made anew for the next.
@@ -178,6 +204,19 @@ func (cs *calls) abort(name string, all bool) int {
 		c.cancel(routerFailure(room.CodeAborted, false, "aborted by /abort_request"))
 	}
 	return len(hit)
+}
+
+// all lists the live calls.
+func (cs *calls) all() []*call {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	out := make([]*call, 0, len(cs.byName))
+	for n, c := range cs.byName {
+		if n == c.names[0] { // once each
+			out = append(out, c)
+		}
+	}
+	return out
 }
 
 // count is the number of names of live calls.

@@ -50,6 +50,12 @@ type Config struct {
 	// FirstByteTimeout bounds the wait for a stream's first event; the request is then
 	// tried on another pair, or fails. [0: only the deadline counts]
 	FirstByteTimeout time.Duration
+	// InterTokenTimeout bounds the silence of a stream that has begun; comments do not break it. [0: only the deadline counts]
+	InterTokenTimeout time.Duration
+	// EjectAfter is how many failures in a row, with no success between, eject a worker [3]; negative: never.
+	// EjectTime is how long for, the first time [5s]; see outlier.
+	EjectAfter int
+	EjectTime  time.Duration
 	// BodyTimeout bounds the arrival of a request's body [30s].
 	BodyTimeout time.Duration
 	// HealthInterval is the pause between probes of a worker [1s], HealthTimeout bounds one [2s].
@@ -88,6 +94,7 @@ func (c Config) withDefaults() Config {
 	}{
 		{&c.MaxTimeout, time.Hour}, {&c.DefaultTimeout, min(300*time.Second, c.MaxTimeout)}, {&c.BodyTimeout, 30 * time.Second},
 		{&c.HealthInterval, time.Second}, {&c.HealthTimeout, 2 * time.Second}, {&c.DialTimeout, 2 * time.Second},
+		{&c.EjectTime, 5 * time.Second},
 		{&c.PriorityAging, 2 * time.Second},
 	} {
 		if *d.v == 0 {
@@ -111,6 +118,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxQueue == 0 {
 		c.MaxQueue = 1024
+	}
+	if c.EjectAfter == 0 {
+		c.EjectAfter = 3
 	}
 	if c.MaxRetries == 0 {
 		c.MaxRetries = 2
@@ -150,7 +160,7 @@ func (c Config) validate() error {
 			return fmt.Errorf("router: policy %q: use one of %s", name, strings.Join(policy.Names(), ", "))
 		}
 	}
-	for _, d := range []time.Duration{c.DefaultTimeout, c.MaxTimeout, c.FirstByteTimeout, c.BodyTimeout, c.HealthInterval, c.HealthTimeout, c.DialTimeout, c.PriorityAging} {
+	for _, d := range []time.Duration{c.DefaultTimeout, c.MaxTimeout, c.FirstByteTimeout, c.InterTokenTimeout, c.EjectTime, c.BodyTimeout, c.HealthInterval, c.HealthTimeout, c.DialTimeout, c.PriorityAging} {
 		if d < 0 {
 			return fmt.Errorf("router: a negative duration: %v", d)
 		}

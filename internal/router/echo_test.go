@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/baton-pd/baton/internal/openai"
@@ -49,7 +50,9 @@ func TestRetryAvoidsWhomTheCauseNames(t *testing.T) {
 				okAnswer(w, r, l)
 			}
 		})
-		if g := b.chat(); g.status != 200 || p[0].count() != 1 || p[1].count() != 1 {
+		g := b.chat()
+		synctest.Wait() // the fake decode worker does not need its prefill worker to answer
+		if g.status != 200 || p[0].count() != 1 || p[1].count() != 1 {
 			t.Fatalf("got %d %s; the prefill workers saw %d and %d requests", g.status, g.body, p[0].count(), p[1].count())
 		}
 	})

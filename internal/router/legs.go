@@ -220,9 +220,13 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 	s.reset(l.w.side, l.phase(), a.c.choices)
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)
+	watch := newStall(a.r.cfg.InterTokenTimeout, a.stalled)
+	defer watch.stop()
 	for {
+		watch.before(s.content)
 		n, rerr := resp.Body.Read(*buf)
 		forward, e, ferr := s.feed((*buf)[:n])
+		watch.after(s.events)
 		if len(forward) > 0 {
 			if a.ctx.Err() != nil { // another cause was first: the error event comes next
 				return failureOf(a.ctx)

@@ -12,6 +12,7 @@ type metrics struct {
 	retries   *prometheus.CounterVec // cause
 	legErrors *prometheus.CounterVec // leg, worker, cause
 	releases  *prometheus.CounterVec // leg, result
+	ejections *prometheus.CounterVec // leg, worker
 	seconds   prometheus.Histogram
 	queue     prometheus.Histogram
 	first     prometheus.Histogram
@@ -32,6 +33,9 @@ func newMetrics(r *Router, reg prometheus.Registerer) (*metrics, error) {
 		releases: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "baton_router_releases_total", Help: "Abort requests sent to workers for ended attempts, by result.",
 		}, []string{"leg", "result"}),
+		ejections: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "baton_router_ejections_total", Help: "Workers put aside for a time because requests on them failed in a row.",
+		}, []string{"leg", "worker"}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "baton_router_request_seconds", Help: "Time from a request's acceptance to its end.", Buckets: buckets,
 		}),
@@ -44,7 +48,7 @@ func newMetrics(r *Router, reg prometheus.Registerer) (*metrics, error) {
 		}),
 	}
 	all := []prometheus.Collector{
-		m.requests, m.retries, m.legErrors, m.releases, m.seconds, m.queue, m.first, &workerCollector{r},
+		m.requests, m.retries, m.legErrors, m.releases, m.ejections, m.seconds, m.queue, m.first, &workerCollector{r},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "baton_router_inflight_requests", Help: "Requests that have not ended.",
 		}, func() float64 { return float64(r.inflight.Load()) }),

@@ -85,7 +85,7 @@ func (r *Router) acquire(c *call, n int, avoid map[*worker]bool, last blame) (p,
 	c.queued.Store(true)
 	start := time.Now()
 	err := r.queue.Acquire(c.ctx, t, func() bool {
-		p, d, missing = r.choose(c, avoid, last)
+		p, d, missing = r.find(c, avoid, last)
 		return p != nil || missing != ""
 	})
 	c.queued.Store(false)

@@ -116,6 +116,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 			// HTTP/1.1 only: a connection carries one leg, and closing it releases that one.
 			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10,
 		},
+		lost: r.abandon,
 		changed: func(w *worker, s status, reason string) {
 			if s == statusOut {
 				r.cfg.Log.Warn("worker is out", "leg", side.String(), "worker", w.name, "reason", reason)

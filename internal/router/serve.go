@@ -69,6 +69,10 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	if c.parsed, e = parseBody(kind, body); e != nil {
 		return nil, &failure{err: e}
 	}
+	if e = r.bodyDeadline(c, req); e != nil {
+		return nil, &failure{err: e}
+	}
+	deadline = c.deadline
 	if c.rid == nil {
 		rid := newRID()
 		c.rid, c.names = quoted(rid), []string{rid}
@@ -164,6 +168,7 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 func (r *Router) serve(cl *client, c *call) *failure {
 	avoid := map[*worker]bool{}
 	var last *failure
+	var second opinion
 	for n := 0; ; n++ {
 		var where blame
 		if last != nil {
@@ -172,20 +177,22 @@ func (r *Router) serve(cl *client, c *call) *failure {
 		p, d, f := r.acquire(c, n, avoid, where)
 		if f != nil {
 			if last != nil && c.ctx.Err() == nil {
-				return last
+				f = last
 			}
-			return f
+			return second.or(f)
 		}
 		a := r.newAttempt(c, n, p, d)
 		f = a.run(cl)
 		if f == nil {
+			second.disproved(r)
 			return nil
 		}
+		r.judge(a, f)
 		if f.refused && last != nil {
 			f = last // it says more about what happened to the request
 		}
-		if cl.started || !f.cause().Retryable || n >= r.cfg.MaxRetries || c.ctx.Err() != nil || f.blame == 0 {
-			return f
+		if cl.started || n >= r.cfg.MaxRetries || c.ctx.Err() != nil || f.blame == 0 || !f.cause().Retryable && !second.wanted(a, f) {
+			return second.or(f)
 		}
 		last = f
 		if f.blame&blamePrefill != 0 {

@@ -393,7 +393,6 @@ func TestNoRetry(t *testing.T) {
 		bad    script
 		status int
 	}{
-		"client's fault":     {say(400, "bad"), 400},
 		"own, not retryable": {say(502, `{"error":{"message":"x","cause":"engine_failed","retryable":false}}`), 502},
 		"asked for":          {say(200, `{"choices":[{"index":0,"finish_reason":"abort"}]}`), 499},
 	} {

@@ -31,7 +31,7 @@ func (f finish) failed() bool { return f.reason == "abort" || f.reason == "error
 func (f finish) err(side room.Side, phase string) *openai.Error {
 	code, retry := room.CodeAborted, false
 	switch {
-	case f.status >= 500:
+	case f.status >= 500, f.status == 0 && f.reason == "error": // nobody asks for an error
 		code, retry = room.CodeEngine, true
 	case f.status >= 400:
 		code = room.CodeInvalid
@@ -165,7 +165,11 @@ func judge(kind openai.Kind, body []byte, side room.Side, phase string) (e *open
 // failure is the error object of an answer or event, nil if it has none.
 func (a *answer) failure(body []byte, side room.Side, phase string) *openai.Error {
 	if len(a.Error) > 0 && !isNull(a.Error) {
-		return openai.ParseErrorEvent(body, side, phase)
+		e := openai.ParseErrorEvent(body, side, phase)
+		if e != nil && e.Cause.Code == room.CodeEngine && !ownError(body) {
+			e.Cause.Retryable = true // another worker may not share it; after the first byte nothing is retried anyway
+		}
+		return e
 	}
 	if a.Object == "error" { // an older form of vLLM's
 		return openai.ParseError(http.StatusInternalServerError, body, side, phase)

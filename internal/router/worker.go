@@ -68,6 +68,8 @@ type worker struct {
 	wantLoad bool   // read its metrics after each probe
 	freed    func() // a leg has ended: somebody else may have its place
 
+	outlier outlier
+
 	// inflight counts attempts of this router whose leg has not ended.
 	inflight atomic.Int64
 	load     atomic.Pointer[loadReport] // nil before the first
@@ -80,6 +82,8 @@ type worker struct {
 	reason  string    // why it is out
 	silent  int       // probes without an answer in a row
 	changed func(w *worker, s status, reason string)
+	// lost is called when the worker goes out because it answers no probe.
+	lost func(w *worker)
 }
 
 func (w *worker) status() status { return status(w.state.Load()) }
@@ -180,7 +184,8 @@ func (w *worker) judge(ctx context.Context, err error) {
 		w.set(statusUp, "")
 		return
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
+	mute := errors.Is(err, context.DeadlineExceeded)
+	if mute {
 		w.mu.Lock()
 		w.silent++
 		silent := w.silent
@@ -190,7 +195,11 @@ func (w *worker) judge(ctx context.Context, err error) {
 			return
 		}
 	}
+	was := w.status()
 	w.set(statusOut, "health probe: "+err.Error())
+	if mute && was != statusOut {
+		w.lost(w)
+	}
 }
 
 // probe asks /health once.

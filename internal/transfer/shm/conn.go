@@ -15,6 +15,14 @@ import (
 // answerTimeout bounds the sending of answers to a peer that does not read them.
 const answerTimeout = 30 * time.Second
 
+const (
+	// spinFor is how long a target whose completions follow each other closely looks for the
+	// next one before it sleeps.
+	spinFor = 50 * time.Microsecond
+	// maxAnswers are collected before they are sent.
+	maxAnswers = 64
+)
+
 // conn is one connection at the target.
 type conn struct {
 	t    *target
@@ -30,6 +38,10 @@ type conn struct {
 	buf     []byte // buf[r:w] is read and not yet used
 	r, w    int
 	answers []byte
+	taken   uint64 // completions taken from the ring
+	letters uint64 // messages read from the socket, except wakes
+	near    bool   // the last completion came soon after the one before it
+	entry   [ringSlotLen]byte
 }
 
 // accept takes connections until Close. An error such as too many open files is
@@ -74,7 +86,7 @@ func (t *target) admit(uc *net.UnixConn) {
 // serve greets uc and, if its session lets it in, listens until the source has gone.
 func (t *target) serve(uc *net.UnixConn) {
 	defer uc.Close()
-	c := &conn{t: t, uc: uc, ctlFD: -1, buf: make([]byte, 64*(messageLen+transfer.MaxNotify))}
+	c := &conn{t: t, uc: uc, ctlFD: -1, buf: make([]byte, 64*messageLen)}
 	defer c.free()
 	err := c.welcome()
 	t.mu.Lock()
@@ -180,6 +192,7 @@ func (c *conn) run() error {
 		case err == nil:
 			continue
 		case ended(err):
+			c.last()
 			return nil
 		case errors.Is(err, errMessage), errors.Is(err, errOrder):
 			c.t.tr.stats.protocolErrors.Add(1)
@@ -193,8 +206,57 @@ func ended(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET)
 }
 
-// next handles one message.
+// next handles one message, from the socket if there is one, otherwise from the ring.
 func (c *conn) next() error {
+	if c.w-c.r >= messageLen || c.posted() {
+		return c.letter()
+	}
+	if c.ctl.take(c.taken, c.entry[:]) {
+		return c.completion()
+	}
+	if err := c.flush(); err != nil {
+		return err
+	}
+	began := time.Now()
+	if c.near && c.spin(began) {
+		return nil
+	}
+	c.ctl.asleep().Store(1)
+	var err error
+	if !c.pending() {
+		err = c.letter()
+	}
+	c.ctl.asleep().Store(0)
+	c.near = time.Since(began) < spinFor
+	return err
+}
+
+// pending reports whether there is something that needs no waiting.
+func (c *conn) pending() bool {
+	return c.ctl.ringPut().Load() != c.taken || c.posted()
+}
+
+// posted reports whether a message that is not a wake is on the socket, or about to be.
+func (c *conn) posted() bool { return int64(c.ctl.letters().Load()-c.letters) > 0 }
+
+// spin looks for a message for up to spinFor; to sleep and be woken takes as long. It is only
+// called while messages come that close together, so the last message of a row costs at most
+// one spin, and a lonely one none.
+func (c *conn) spin(began time.Time) bool {
+	for {
+		for range 32 {
+			if c.pending() {
+				return true
+			}
+		}
+		if time.Since(began) > spinFor {
+			return false
+		}
+	}
+}
+
+// letter reads and handles one message of the socket.
+func (c *conn) letter() error {
 	if err := c.fill(messageLen); err != nil {
 		return err
 	}
@@ -204,18 +266,40 @@ func (c *conn) next() error {
 	}
 	c.r += messageLen
 	switch m.kind {
-	case kindDone:
-		if err := c.fill(m.notifyN); err != nil {
-			return err
-		}
-		notify := c.buf[c.r : c.r+m.notifyN]
-		c.r += m.notifyN
-		c.done(&m, notify)
+	case kindWake:
 		return nil
 	case kindLeft:
+		c.letters++
 		return c.t.left(c, m.grant)
 	default:
 		return errOrder
+	}
+}
+
+// completion handles what has been taken from the ring.
+func (c *conn) completion() error {
+	c.taken++
+	var m message
+	if err := m.decode(c.entry[:]); err != nil {
+		return err
+	}
+	if m.kind != kindDone {
+		return errOrder
+	}
+	c.done(&m, c.entry[messageLen:messageLen+m.notifyN])
+	if len(c.answers) >= maxAnswers*messageLen {
+		return c.flush()
+	}
+	return nil
+}
+
+// last handles what a source that has gone had left in the ring.
+func (c *conn) last() {
+	for range ringSlots {
+		if !c.ctl.take(c.taken, c.entry[:]) || c.completion() != nil {
+			return
+		}
+		c.answers = c.answers[:0]
 	}
 }
 

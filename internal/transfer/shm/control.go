@@ -16,6 +16,7 @@ import (
 //	0                      header: magic u64, version u32, slots u32, spans u32, zeros
 //	slotsAt                slots of slotLen
 //	spansAt                spans of spanLen: offset u64, length u64
+//	ringAt                 the ring of completions, see ring.go
 //
 // A slot:
 //
@@ -45,7 +46,8 @@ const (
 
 	slotsAt     = 64
 	spansAt     = slotsAt + slots*slotLen
-	controlSize = spansAt + spans*spanLen // 16.3 MiB, of which only used pages exist
+	ringAt      = spansAt + spans*spanLen
+	controlSize = ringEnd // 16.6 MiB, of which only used pages exist
 
 	stateLive    uint64 = 1 << 0
 	stateRevoked uint64 = 1 << 1

@@ -1,6 +1,6 @@
 // Package shm is the transport for workers on one machine: the source maps the
 // target's memory and stores into it directly. No byte goes through the kernel;
-// a unix socket carries the handshake, notifications and answers.
+// a unix socket carries the handshake and answers, a ring in shared memory notifications.
 //
 // # What is trusted
 //
@@ -27,6 +27,13 @@
 //   - one: Revoke returns false. The writer, on leaving, finds the bit and says so on
 //     the socket; the target then calls Revoked of a [transfer.RevokeSink]. If it never
 //     leaves, because its process is stopped or dies, Sink.Fenced is what remains.
+//
+// # Completions
+//
+// A completion with its notification goes through a ring in the control area (ring.go). While
+// completions come close together the target looks for the next one for a moment before it sleeps
+// (spinFor), so that it is heard in a microsecond or two; a sleeping target is woken through the socket.
+// A small write is stored by its poster's goroutine, if nothing else is to be sent.
 //
 // # When a session is fenced
 //

@@ -41,6 +41,8 @@ func FuzzSource(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		copy(maps.ctl.entry(0), b)
+		maps.ctl.ringPut().Store(uint64(len(b) % 3))
 		_, _ = uc.Write(b)
 		_ = uc.CloseWrite()
 		_, _ = io.Copy(io.Discard, uc)
@@ -83,6 +85,7 @@ func FuzzTarget(f *testing.F) {
 		for i := range n % 4 {
 			fds = append(fds, files[(which>>(2*i)+i*(which>>7))%4])
 		}
+		ctl.asleep().Store(1) // so that the write is told on the socket
 		ours, theirs := socketPair(t)
 		ended := make(chan struct{})
 		go func() {
@@ -95,7 +98,7 @@ func FuzzTarget(f *testing.F) {
 			}
 			_, _, _ = theirs.WriteMsgUnix(reply[:min(len(reply), messageLen)], oob, nil)
 			if len(reply) > messageLen {
-				_, _ = io.ReadFull(theirs, make([]byte, messageLen)) // the write's completion
+				_, _ = io.ReadFull(theirs, make([]byte, messageLen)) // the wake after the write's completion
 				_, _ = theirs.Write(reply[messageLen:])
 			}
 			_ = theirs.CloseWrite()

@@ -197,8 +197,9 @@ func TestPeerRefusesWrongAnswers(t *testing.T) {
 			defer unix.Close(fd)
 			defer unix.Munmap(ctl.b)
 			newTable(ctl).put(1, testKey, nil)
+			ctl.asleep().Store(1) // so that the completion is told on the socket
 			d := fakeTarget(t, welcome(4096), []int{m.FD, fd}, func(uc *net.UnixConn) {
-				_, _ = io.ReadFull(uc, make([]byte, messageLen)) // the write's completion
+				_, _ = io.ReadFull(uc, make([]byte, messageLen)) // the wake after the completion
 				_, _ = uc.Write(reply)
 			})
 			tr := New(Config{})

@@ -9,22 +9,23 @@ import (
 )
 
 // version of messages and control area; both sides must have the same.
-const version = 1
+const version = 2
 
 const (
 	messageMagic = 0x4d485342 // "BSHM"
 	messageLen   = 32
 )
 
-// kind of a message on the socket.
+// kind of a message, on the socket unless it says otherwise.
 type kind uint8
 
 const (
 	kindHello   kind = 1 // source: value is the session, code the version
 	kindWelcome kind = 2 // target: code is a status, value the memory's bytes; carries two descriptors
-	kindDone    kind = 3 // source: write value under grant is applied; notification follows
+	kindDone    kind = 3 // source, in the ring: write value under grant is applied; notification follows
 	kindLeft    kind = 4 // source: it was inside the grant when it was revoked, and has left
 	kindAnswer  kind = 5 // target: write value ended with a verdict in code
+	kindWake    kind = 6 // source: there is something in the ring
 )
 
 // flagNotify: the write has a notification, perhaps of no bytes.
@@ -88,6 +89,7 @@ func (m *message) decode(b []byte) error {
 		}
 	case kindLeft:
 		want = message{grant: m.grant}
+	case kindWake:
 	default:
 		return errMessage
 	}

@@ -17,6 +17,7 @@ var goodMessages = []message{
 	{kind: kindDone, value: 7, grant: 9},
 	{kind: kindLeft, grant: 3},
 	{kind: kindAnswer, value: 8, code: verdictGrant},
+	{kind: kindWake},
 }
 
 func TestMessageRoundTrip(t *testing.T) {
@@ -31,9 +32,10 @@ func TestMessageRoundTrip(t *testing.T) {
 
 func TestMalformedMessagesAreRefused(t *testing.T) {
 	for name, m := range map[string]message{
-		"kind 0": {}, "kind 6": {kind: 6},
+		"kind 0": {}, "kind 7": {kind: 7},
 		"hello with a grant":           {kind: kindHello, grant: 1},
 		"answer with a notification":   {kind: kindAnswer, notify: true},
+		"wake with a value":            {kind: kindWake, value: 1},
 		"left with a value":            {kind: kindLeft, grant: 1, value: 1},
 		"done with a code":             {kind: kindDone, code: 1},
 		"notification too long":        {kind: kindDone, notify: true, notifyN: transfer.MaxNotify + 1},

@@ -7,7 +7,10 @@ import (
 	"net"
 	"runtime/debug"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/postq"
@@ -20,16 +23,20 @@ const (
 	// maxSegments of a write; nothing here depends on it, but a bound makes ErrTooLarge
 	// the same answer on every transport.
 	maxSegments = 16384
+	// inlineBytes is the longest write that Post stores itself: some microseconds, less than to
+	// wake another goroutine.
+	inlineBytes = 64 << 10
 )
 
 var (
 	errFault  = errors.New("shm: memory fault while storing")
 	errAnswer = errors.New("shm: answer to no outstanding write")
+	errFull   = errors.New("shm: the target has answered completions that it has not taken")
 )
 
 // peer is the source's end. Two goroutines: copyLoop owns the mappings and the segments of
 // queued writes, unmaps, closes the socket and settles everything at the end; receive
-// reads the answers.
+// reads the answers. A poster whose small write is the only one does copyLoop's work for it.
 type peer struct {
 	tr *Transport
 	uc *net.UnixConn
@@ -40,18 +47,30 @@ type peer struct {
 	err  error         // set before down is closed; what left-over writes get
 	down chan struct{} // closed by fail
 
-	// Owned by copyLoop.
+	// Owned by who has the queue's turn: copyLoop or, in Post, a poster.
 	maps   mappings
 	places map[*postq.Item]place // of writes that are begun and not finished
+	put    uint64                // completions put into the ring
+	owed   []transfer.GrantID    // left after their revoke; the target waits to hear of it
 	out    []byte
+	raw    syscall.RawConn
+	wake   func(fd uintptr) bool
 }
 
 func newPeer(tr *Transport, uc *net.UnixConn, maps mappings) *peer {
+	limit := min(tr.cfg.Queue, ringSlots)
 	p := &peer{
 		tr: tr, uc: uc, maps: maps,
-		q:      postq.New(postq.Config{Limit: tr.cfg.Queue, Open: tr.cfg.Queue, Segments: maxSegments}),
+		q:      postq.New(postq.Config{Limit: limit, Open: limit, Segments: maxSegments}),
 		down:   make(chan struct{}),
 		places: make(map[*postq.Item]place),
+	}
+	p.raw, _ = uc.SyscallConn() // fails for a nil conn only
+	wake := (&message{kind: kindWake}).append(nil)
+	p.wake = func(fd uintptr) bool {
+		// If the socket is full, the target has something to wake up for.
+		_, _ = unix.Write(int(fd), wake)
+		return true
 	}
 	p.wg.Go(p.copyLoop)
 	p.wg.Go(p.receive)
@@ -61,8 +80,16 @@ func newPeer(tr *Transport, uc *net.UnixConn, maps mappings) *peer {
 // Kind implements [transfer.Peer].
 func (p *peer) Kind() string { return p.tr.Kind() }
 
-// Post implements [transfer.Peer].
-func (p *peer) Post(w transfer.Write) error { return p.q.Post(w) }
+// Post implements [transfer.Peer]. A small write is stored at once if nothing is before it.
+func (p *peer) Post(w transfer.Write) error {
+	it, err := p.q.PostNow(w, inlineBytes)
+	if it != nil {
+		old := debug.SetPanicOnFault(true)
+		p.step(it, false)
+		debug.SetPanicOnFault(old)
+	}
+	return err
+}
 
 // Down implements [transfer.Peer].
 func (p *peer) Down() <-chan struct{} { return p.down }
@@ -106,19 +133,7 @@ func (p *peer) copyLoop() {
 		if !ok {
 			break
 		}
-		verdict, err := p.guarded(it)
-		if err != nil {
-			p.fail(err)
-		}
-		switch {
-		case verdict != nil:
-			p.count(verdict)
-			p.q.Refuse(it, verdict)
-		default:
-			if err := p.q.Return(it, it.Slot == finished); err != nil {
-				p.fail(fmt.Errorf("shm: %w", err))
-			}
-		}
+		p.step(it, true)
 	}
 	<-p.down
 	p.maps.unmap()
@@ -126,8 +141,35 @@ func (p *peer) copyLoop() {
 	p.q.Drain(p.err)
 }
 
-// finished in Item.Slot: every byte is stored and the target has been told.
-const finished = 1
+// step does the next piece of it and gives it back to the queue. Without wait it does not wait for
+// the socket: where it would have to, copyLoop does all of it again, which is safe, as
+// the grant is revoked by then.
+func (p *peer) step(it *postq.Item, wait bool) {
+	verdict, err := p.guarded(it)
+	if len(p.owed) > 0 {
+		if !wait {
+			it.Seg, it.Off, it.Sent = 0, 0, 0
+			p.q.Hand(it)
+			return
+		}
+		err = errors.Join(err, p.report())
+	}
+	finished := err == nil && verdict == nil && it.Sent == it.Total
+	if finished {
+		err = p.complete(it)
+	}
+	if err != nil {
+		p.fail(err)
+	}
+	if verdict != nil {
+		p.count(verdict)
+		p.q.Refuse(it, verdict)
+		return
+	}
+	if err := p.q.Return(it, finished); err != nil {
+		p.fail(fmt.Errorf("shm: %w", err))
+	}
+}
 
 // guarded is slice, with a fault in either mapping or in the caller's memory turned into an
 // error. The writer then never leaves the grant: only the end of the connection, which
@@ -145,8 +187,8 @@ func (p *peer) guarded(it *postq.Item) (verdict, err error) {
 	return p.slice(it)
 }
 
-// slice does the next piece of it: enter the grant, store up to sliceBytes, leave, say so
-// where needed. A verdict ends the write; an error ends the connection.
+// slice does the next piece of it: enter the grant, store up to sliceBytes, leave. A verdict
+// ends the write; an error ends the connection.
 func (p *peer) slice(it *postq.Item) (verdict, err error) {
 	at, begun := p.places[it]
 	if begun {
@@ -160,26 +202,19 @@ func (p *peer) slice(it *postq.Item) (verdict, err error) {
 			return transfer.ErrGrant, nil
 		}
 		if !p.inside(at, it) {
-			return transfer.ErrBounds, p.leave(at, it.Grant)
+			p.leave(at, it.Grant)
+			return transfer.ErrBounds, nil
 		}
 	}
 	p.store(it)
-	if err := p.leave(at, it.Grant); err != nil {
-		return nil, err
-	}
-	if it.Sent < it.Total {
-		if !begun {
-			p.places[it] = at
-		}
-		return nil, nil
-	}
-	if begun {
+	p.leave(at, it.Grant)
+	switch {
+	case it.Sent < it.Total && !begun:
+		p.places[it] = at
+	case it.Sent == it.Total && begun:
 		delete(p.places, it)
 	}
-	it.Slot = finished
-	m := message{kind: kindDone, notify: it.Notify != nil, notifyN: len(it.Notify), value: it.Seq, grant: it.Grant}
-	p.out = append(m.append(p.out[:0]), it.Notify...)
-	return nil, p.send()
+	return nil, nil
 }
 
 // inside checks every segment before a byte is stored.
@@ -193,35 +228,72 @@ func (p *peer) inside(at place, it *postq.Item) bool {
 	return true
 }
 
-// store copies the next sliceBytes and moves the item's cursor. The writer is inside.
+// store copies the next sliceBytes and moves the item's cursor; segments that follow each other on
+// both sides are one copy. The writer is inside.
 func (p *peer) store(it *postq.Item) {
 	budget := sliceBytes
 	for it.Seg < len(it.Segments) && budget > 0 {
 		s := &it.Segments[it.Seg]
-		src := s.Src[it.Off:]
-		src = src[:min(len(src), budget)]
-		copy(p.maps.mem[s.Off+uint64(it.Off):], src)
-		budget -= len(src)
-		it.Sent += uint64(len(src))
-		if it.Off += len(src); it.Off == len(s.Src) {
+		at := s.Off + uint64(it.Off)
+		run := s.Src[it.Off:]
+		if len(run) > budget {
+			run = run[:budget]
+			it.Off += budget
+		} else {
 			it.Seg, it.Off = it.Seg+1, 0
+			for it.Seg < len(it.Segments) {
+				next := &it.Segments[it.Seg]
+				if len(next.Src) > budget-len(run) || next.Off != at+uint64(len(run)) || !follows(run, next.Src) {
+					break
+				}
+				run = run[:len(run)+len(next.Src)]
+				it.Seg++
+			}
 		}
+		copy(p.maps.mem[at:], run)
+		budget -= len(run)
+		it.Sent += uint64(len(run))
 	}
 }
 
-// leave counts the writer out and tells the target if it waits for that.
-func (p *peer) leave(at place, g transfer.GrantID) error {
-	if !p.maps.ctl.leave(at) {
-		return nil
-	}
-	m := message{kind: kindLeft, grant: g}
-	p.out = m.append(p.out[:0])
-	return p.send()
+// follows reports whether next begins where run ends, in the same array.
+func follows(run, next []byte) bool {
+	return len(next) > 0 && cap(run)-len(run) >= len(next) && &run[:len(run)+1][len(run)] == &next[0]
 }
 
-func (p *peer) send() error {
+// leave counts the writer out and notes if the target waits for that.
+func (p *peer) leave(at place, g transfer.GrantID) {
+	if p.maps.ctl.leave(at) {
+		p.owed = append(p.owed, g)
+	}
+}
+
+// report tells the target what it waits for; it may wait for the socket.
+func (p *peer) report() error {
+	p.out = p.out[:0]
+	for _, g := range p.owed {
+		m := message{kind: kindLeft, grant: g}
+		p.out = m.append(p.out)
+	}
+	p.maps.ctl.letters().Add(uint64(len(p.owed)))
+	p.owed = p.owed[:0]
 	if _, err := p.uc.Write(p.out); err != nil {
 		return fmt.Errorf("shm: send: %w", err)
+	}
+	return nil
+}
+
+// complete tells the target that all of it is stored.
+func (p *peer) complete(it *postq.Item) error {
+	m := message{kind: kindDone, notify: it.Notify != nil, notifyN: len(it.Notify), value: it.Seq, grant: it.Grant}
+	if !p.maps.ctl.put(p.put, &m, it.Notify) {
+		return errFull
+	}
+	p.put++
+	if p.maps.ctl.sleeper() {
+		if err := p.raw.Write(p.wake); err != nil {
+			return fmt.Errorf("shm: wake: %w", err)
+		}
 	}
 	return nil
 }

@@ -132,6 +132,7 @@ type rawSource struct {
 	t    *testing.T
 	uc   *net.UnixConn
 	maps mappings
+	put  uint64 // completions in the ring
 }
 
 func (p *pair) connect(t *testing.T) *rawSource {
@@ -164,8 +165,22 @@ func (r *rawSource) end() {
 	_ = r.uc.Close()
 }
 
+// send puts a completion into the ring and everything else on the socket.
 func (r *rawSource) send(m message, more string) {
 	r.t.Helper()
+	if m.kind == kindDone && r.maps.ctl.b != nil {
+		if !r.maps.ctl.put(r.put, &m, []byte(more)) {
+			r.t.Fatal("ring is full")
+		}
+		r.put++
+		if !r.maps.ctl.sleeper() {
+			return
+		}
+		m, more = message{kind: kindWake}, ""
+	}
+	if m.kind == kindLeft && r.maps.ctl.b != nil {
+		r.maps.ctl.letters().Add(1)
+	}
 	if _, err := r.uc.Write(append(m.append(nil), more...)); err != nil {
 		r.t.Fatalf("send: %v", err)
 	}

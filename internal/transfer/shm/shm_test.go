@@ -217,12 +217,31 @@ func TestBrokenMessagesEndOnlyTheirConnection(t *testing.T) {
 		"an answer":               sent(message{kind: kindAnswer, value: 1}),
 		"left a grant never seen": sent(message{kind: kindLeft, grant: 55}),
 		"left a live grant":       sent(message{kind: kindLeft, grant: 1}),
-		"good, then noise":        append(sent(message{kind: kindDone, value: 1, grant: 55}), bytes.Repeat([]byte{1}, messageLen)...),
+		"good, then noise":        append(sent(message{kind: kindWake}), bytes.Repeat([]byte{1}, messageLen)...),
+		"completion, not in ring": sent(message{kind: kindDone, value: 1, grant: 1}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := p.tr.Stats().ProtocolErrors
 			r := p.raw(t)
 			_, _ = r.uc.Write(b)
+			r.dismissed(name)
+			if got := p.tr.Stats().ProtocolErrors; got != before+1 {
+				t.Fatalf("%d protocol errors counted, want %d", got, before+1)
+			}
+			r.end()
+		})
+	}
+	for name, m := range map[string]message{
+		"noise in the ring":    {kind: 77},
+		"a left in the ring":   {kind: kindLeft, grant: 1},
+		"a wake in the ring":   {kind: kindWake},
+		"notification too big": {kind: kindDone, value: 1, grant: 1, notify: true, notifyN: transfer.MaxNotify + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := p.tr.Stats().ProtocolErrors
+			r := p.raw(t)
+			r.maps.ctl.put(0, &m, nil)
+			r.send(message{kind: kindWake}, "")
 			r.dismissed(name)
 			if got := p.tr.Stats().ProtocolErrors; got != before+1 {
 				t.Fatalf("%d protocol errors counted, want %d", got, before+1)

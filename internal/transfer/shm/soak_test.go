@@ -1,7 +1,9 @@
 package shm
 
 import (
+	"bytes"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"runtime"
 	"strings"
@@ -212,5 +214,65 @@ func BenchmarkWrite(b *testing.B) {
 	}
 	for range cap(free) {
 		free <- struct{}{}
+	}
+}
+
+// TestRunsOfSegmentsAreStoredExactly: segments that follow each other on one side, both or none, some
+// longer than a slice, some empty, some shorter than their array.
+func TestRunsOfSegmentsAreStoredExactly(t *testing.T) {
+	const size = 3 << 20
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for round := range 20 {
+		p := listen(t, Config{}, size)
+		p.allow(t, 1, transfer.Span{Off: 0, Len: size})
+		src := make([]byte, size)
+		for i := range src {
+			src[i] = byte(rnd.Uint32()) | 1 // never what the memory holds
+		}
+		want := make([]byte, size)
+		var segs []transfer.Segment
+		for at, from := 0, 0; at < size-700<<10 && from < size-700<<10; {
+			n := []int{0, 1, 4096, 5000, 600 << 10}[rnd.IntN(5)]
+			s := src[from : from+n]
+			if rnd.IntN(3) == 0 {
+				s = src[from : from+n : from+n]
+			}
+			segs = append(segs, transfer.Segment{Off: uint64(at), Src: s})
+			copy(want[at:], s)
+			at, from = at+n+rnd.IntN(2)*100, from+n+rnd.IntN(2)*50
+		}
+		peer := p.dial(t)
+		if err := recv(t, post(t, peer, transfer.Write{Grant: 1, Key: testKey, Segments: segs}), "verdict"); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(p.mem, want) {
+			t.Fatalf("round %d: wrong bytes", round)
+		}
+	}
+}
+
+// TestAllocationsDoNotGrowWithSegments.
+func TestAllocationsDoNotGrowWithSegments(t *testing.T) {
+	perWrite := func(blocks int) float64 {
+		p := listen(t, Config{}, blocks*4096)
+		p.allow(t, 1, transfer.Span{Off: 0, Len: uint64(blocks * 4096)})
+		peer := p.dial(t)
+		segs := make([]transfer.Segment, blocks)
+		for i := range segs {
+			segs[i] = transfer.Segment{Off: uint64(i * 4096), Src: make([]byte, 4096)}
+		}
+		done := make(chan error, 1)
+		w := transfer.Write{Grant: 1, Key: testKey, Segments: segs, Done: func(err error) { done <- err }}
+		return testing.AllocsPerRun(50, func() {
+			if err := peer.Post(w); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if one, many := perWrite(1), perWrite(2048); many > one+4 {
+		t.Errorf("%v allocations for 1 segment, %v for 2048", one, many)
 	}
 }

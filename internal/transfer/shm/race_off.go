@@ -1,0 +1,7 @@
+//go:build !race
+
+package shm
+
+func ringRelease() {}
+
+func ringAcquire() {}

@@ -91,6 +91,7 @@ type Decode struct {
 	mu     sync.Mutex
 	closed bool
 	links  map[linkKey]*link
+	fleets map[string]*Topology // by bootstrap server; forgotten with the end of any link there
 }
 
 // linkKey names a prefill rank as requests do.
@@ -122,7 +123,7 @@ func NewDecode(c DecodeConfig) (*Decode, error) {
 	case !fences:
 		return nil, errors.New("sglang: decode manager: with these UCX transports the end of the own process does not stop a prefill worker's writes, so pages of aborted rooms could never return; leave UCX_TLS at " + nixl.DefaultTLS)
 	}
-	d := &Decode{cfg: c, mem: c.Memory, boot: newBootClient(), acts: newActions(), links: make(map[linkKey]*link)}
+	d := &Decode{cfg: c, mem: c.Memory, boot: newBootClient(), acts: newActions(), links: make(map[linkKey]*link), fleets: make(map[string]*Topology)}
 	d.ctx, d.cancel = context.WithCancelCause(context.Background())
 	d.reg = room.NewRegistry(room.Config{
 		Side: room.SideReceiver, Execute: d.execute,

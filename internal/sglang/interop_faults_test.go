@@ -211,10 +211,12 @@ func TestSGLangDecodeDies(t *testing.T) {
 		s.Release()
 
 		rooms := three(d, 30)
-		d.signal(syscall.SIGSTOP)
+		w := rooms[0].a.way
+		d.stop()
 		for _, s := range rooms {
 			s.Send(0, []int{1}) // for the second: out of order, which fails it
 		}
+		eventually(t, "both writes are under way", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return len(w.flying) == 2 && len(w.queue) == 0 })
 		for _, s := range rooms {
 			if err := ended(t, s.Done(), s.Err); err == nil {
 				t.Error("success at a stopped process")
@@ -300,7 +302,7 @@ func TestSGLangPrefillDies(t *testing.T) {
 	})
 	t.Run("stopped", func(t *testing.T) {
 		rooms := decodeRooms(t, p, d, port, 30, patience)
-		p.signal(syscall.SIGSTOP)
+		p.stop()
 		for _, r := range rooms {
 			if err := ended(t, r.Done(), r.Err); causeCode(err) != room.CodePeerLost || !strings.Contains(err.Error(), "heartbeat") {
 				t.Error(err)

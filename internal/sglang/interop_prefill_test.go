@@ -279,6 +279,30 @@ func TestPrefillToSGLang(t *testing.T) {
 			t.Fatal("written after the ack")
 		}
 	})
+	t.Run("a failure is told only after drain", func(t *testing.T) {
+		id := uint64(230)
+		s := openSend(t, p, OpenSend{Room: id, Chunks: []int{1, 1}, Row: 0})
+		defer s.Release()
+		d.receiver(id, []int{32, 33}, 1)
+		granted(t, s)
+		pid := s.a.way.agent.Pid()
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		s.Send(0, []int{1})
+		s.Cancel(&room.Cause{Code: room.CodeEngine, Detail: "the engine broke"})
+		<-time.After(300 * time.Millisecond) // what is told too early would be there
+		if got := d.do("poll", kw{"room": id}).Poll; got != "WaitingForInput" || s.State() != room.StateFailed {
+			t.Fatalf("the decode is told that its pages are free while a write is outstanding: %s, %v", got, s.State())
+		}
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		d.wait(id, "Failed")
+		if !s.Drained() {
+			t.Fatal("told before it had drained")
+		}
+	})
 	t.Run("a room's number again", func(t *testing.T) {
 		for range 3 {
 			s := openSend(t, p, OpenSend{Room: 300, Chunks: []int{1}, Row: 3})

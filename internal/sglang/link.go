@@ -122,8 +122,32 @@ func (d *Decode) link(key linkKey) (*link, error) {
 	return l, nil
 }
 
-// discover reads the topology and refuses what does not fit, before any room is offered.
+// maxFleets bounds what is remembered of bootstrap servers.
+const maxFleets = 4096
+
+// discover is the fleet at addr, remembered or asked for, if it fits.
 func (d *Decode) discover(ctx context.Context, addr string) (*Topology, error) {
+	d.mu.Lock()
+	t := d.fleets[addr]
+	d.mu.Unlock()
+	if t != nil {
+		return t, nil
+	}
+	t, err := d.askFleet(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	if len(d.fleets) >= maxFleets {
+		clear(d.fleets)
+	}
+	d.fleets[addr] = t
+	d.mu.Unlock()
+	return t, nil
+}
+
+// askFleet reads the topology and refuses what does not fit, before any room is offered.
+func (d *Decode) askFleet(ctx context.Context, addr string) (*Topology, error) {
 	t, err := d.boot.topology(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -307,6 +331,7 @@ func (l *link) end(cause error) {
 	if d.links[l.key] == l {
 		delete(d.links, l.key)
 	}
+	delete(d.fleets, l.key.addr) // it may come back as another
 	var rooms []*Receiving
 	for rec := range l.rooms {
 		rooms = append(rooms, rec)

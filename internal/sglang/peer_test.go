@@ -236,6 +236,26 @@ func (p *peer) signal(sig syscall.Signal) {
 	}
 }
 
+// stop stops the process and waits until it does not run any more.
+func (p *peer) stop() {
+	p.t.Helper()
+	p.signal(syscall.SIGSTOP)
+	tasks := fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid)
+	eventually(p.t, "the peer is stopped", func() bool {
+		names, _ := filepath.Glob(tasks)
+		for _, name := range names {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				continue // a thread that has ended
+			}
+			if at := bytes.LastIndexByte(b, ')'); at < 0 || !bytes.HasPrefix(b[at:], []byte(") T")) {
+				return false
+			}
+		}
+		return len(names) > 0
+	})
+}
+
 // kill ends the process and waits for it.
 func (p *peer) kill() {
 	_ = p.cmd.Process.Kill()

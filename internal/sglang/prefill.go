@@ -19,6 +19,8 @@ type PrefillConfig struct {
 	Memory *Memory // where chunks are sent from; the caller owns it
 	NIXL   nixl.Config
 	IP     string // own address, bound and told to decode managers. Default 127.0.0.1
+	// DPSize and DPRank place this rank in a data-parallel fleet that follows room numbers. Default 1 and 0.
+	DPSize, DPRank int
 	// BootstrapTimeout bounds the wait for a decode worker's metadata, WaitingTimeout the wait for the first
 	// chunk, TransferTimeout the rest; all besides the request's own deadline. 0: no further bound.
 	BootstrapTimeout, WaitingTimeout, TransferTimeout time.Duration
@@ -79,6 +81,9 @@ func NewPrefill(c PrefillConfig) (*Prefill, error) {
 	if c.ParkTimeout <= 0 {
 		c.ParkTimeout = 30 * time.Second
 	}
+	if c.DPSize == 0 {
+		c.DPSize = 1
+	}
 	if c.Stall <= 0 {
 		c.Stall = 30 * time.Second
 	}
@@ -108,9 +113,9 @@ func (p *Prefill) Registry() *room.Registry { return p.reg }
 // Stats is a snapshot.
 func (p *Prefill) Stats() Stats { return p.counts.stats(p.pull) }
 
-// Route is the registration of this rank, the only one of its fleet.
+// Route is the registration of this rank.
 func (p *Prefill) Route() *Route {
-	r := &Route{AttnTPSize: 1, AttnCPSize: 1, AttnDPSize: 1, PPSize: 1, SystemDPSize: 1, RankIP: p.cfg.IP, RankPort: p.pull.Addr().Port,
+	r := &Route{AttnTPSize: 1, AttnCPSize: 1, AttnDPSize: 1, PPSize: 1, SystemDPSize: p.cfg.DPSize, SystemDPRank: p.cfg.DPRank, RankIP: p.cfg.IP, RankPort: p.pull.Addr().Port,
 		PageSize: p.mem.PageSize, Policy: policyEarly, LoadBalance: followRoom}
 	if p.mem.DType != "" {
 		r.KVCacheDType = &p.mem.DType

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 )
 
@@ -36,37 +37,52 @@ type flow struct {
 	key     string
 	at      int // in fair.active
 	start   float64
-	classes map[string]*line
+	lines   []*line // one for each class that waits; few, so a slice is quicker than a map
 	waiting int
 }
 
-// line is the waiters of one key and class, the first at [0].
-type line []*waiter
+// line is the waiters of one key and class, a heap: the first at [0].
+type line struct {
+	class string
+	all   []*waiter
+}
 
-func (l line) Len() int { return len(l) }
+// Len is for container/heap, like the rest.
+func (l *line) Len() int { return len(l.all) }
 
 // Less orders by arrival; a step of priority counts as if the request had come aging earlier. The order of
 // two requests never changes, and who came aging × (difference) later never passes, so none starves.
-func (l line) Less(i, j int) bool { return l[i].before(l[j]) }
+func (l *line) Less(i, j int) bool { return l.all[i].before(l.all[j]) }
 
-func (l line) Swap(i, j int) {
-	l[i], l[j] = l[j], l[i]
-	l[i].at, l[j].at = i, j
+// Swap keeps each waiter's place.
+func (l *line) Swap(i, j int) {
+	l.all[i], l.all[j] = l.all[j], l.all[i]
+	l.all[i].at, l.all[j].at = i, j
 }
 
-// Push and Pop are for container/heap.
+// Push adds at the end.
 func (l *line) Push(x any) {
 	w := x.(*waiter)
-	w.at = len(*l)
-	*l = append(*l, w)
+	w.at = len(l.all)
+	l.all = append(l.all, w)
 }
 
 // Pop takes the last.
 func (l *line) Pop() any {
-	n := len(*l) - 1
-	w := (*l)[n]
-	(*l)[n], *l = nil, (*l)[:n]
+	n := len(l.all) - 1
+	w := l.all[n]
+	l.all[n], l.all = nil, l.all[:n]
 	return w
+}
+
+// line of a class; nil if nobody of it waits.
+func (fl *flow) line(class string) *line {
+	for _, l := range fl.lines {
+		if l.class == class {
+			return l
+		}
+	}
+	return nil
 }
 
 // waiter is one request that waits.
@@ -93,7 +109,7 @@ func (w *waiter) before(o *waiter) bool {
 func (f *fair) push(w *waiter, now time.Duration) {
 	fl := f.keys[w.Key]
 	if fl == nil {
-		fl = &flow{key: w.Key, classes: map[string]*line{}}
+		fl = &flow{key: w.Key}
 		f.keys[w.Key] = fl
 	}
 	if fl.waiting == 0 {
@@ -103,10 +119,10 @@ func (f *fair) push(w *waiter, now time.Duration) {
 	}
 	f.seq++
 	w.flow, w.seq, w.rank = fl, f.seq, now-time.Duration(w.Priority)*f.aging
-	l := fl.classes[w.Class]
+	l := fl.line(w.Class)
 	if l == nil {
-		l = &line{}
-		fl.classes[w.Class] = l
+		l = &line{class: w.Class}
+		fl.lines = append(fl.lines, l)
 	}
 	heap.Push(l, w)
 	fl.waiting++
@@ -116,10 +132,10 @@ func (f *fair) push(w *waiter, now time.Duration) {
 // remove takes a waiter out.
 func (f *fair) remove(w *waiter) {
 	fl := w.flow
-	l := fl.classes[w.Class]
+	l := fl.line(w.Class)
 	heap.Remove(l, w.at)
-	if len(*l) == 0 {
-		delete(fl.classes, w.Class)
+	if len(l.all) == 0 {
+		fl.lines = slices.DeleteFunc(fl.lines, func(o *line) bool { return o == l })
 	}
 	fl.waiting--
 	f.waiting--
@@ -169,9 +185,9 @@ func (f *fair) next(blocked map[string]bool) *waiter {
 
 // head is the first waiter of a key whose class is not blocked.
 func (fl *flow) head(blocked map[string]bool) (best *waiter) {
-	for class, l := range fl.classes {
-		if !blocked[class] && (best == nil || (*l)[0].before(best)) {
-			best = (*l)[0]
+	for _, l := range fl.lines {
+		if (best == nil || l.all[0].before(best)) && !blocked[l.class] {
+			best = l.all[0]
 		}
 	}
 	return best
@@ -181,7 +197,11 @@ func (fl *flow) head(blocked map[string]bool) (best *waiter) {
 func (f *fair) served(w *waiter) {
 	fl := w.flow
 	f.virtual = max(f.virtual, fl.start)
-	fl.start += max(w.Cost, minCost) / max(w.Weight, minWeight)
+	weight := w.Weight
+	if weight <= 0 {
+		weight = 1
+	}
+	fl.start += max(w.Cost, 1) / weight
 	f.remove(w)
 }
 
@@ -197,8 +217,8 @@ func (f *fair) victim() *waiter {
 		return nil
 	}
 	var last *waiter
-	for _, l := range most.classes {
-		for _, w := range *l {
+	for _, l := range most.lines {
+		for _, w := range l.all {
 			if last == nil || last.before(w) {
 				last = w
 			}
@@ -206,8 +226,3 @@ func (f *fair) victim() *waiter {
 	}
 	return last
 }
-
-const (
-	minCost   = 1.0
-	minWeight = 1e-3
-)

@@ -53,8 +53,8 @@ func newRouter(g *globals) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&r.listen, "listen", "127.0.0.1:8080", "address to serve on")
-	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT (repeat for more)")
-	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL (repeat for more)")
+	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT, then any of ,zone=NAME and ,model=NAME (repeat for more)")
+	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL, then any of ,zone=NAME and ,model=NAME (repeat for more)")
 	f.DurationVar(&r.timeout, "request-timeout", 300*time.Second, "default deadline of a request")
 	f.DurationVar(&r.max, "max-request-timeout", time.Hour, "largest deadline a client may ask for")
 	f.DurationVar(&r.firstByte, "first-byte-timeout", 0, "longest wait for a stream's first event; then another pair is tried (0: only the deadline)")
@@ -76,9 +76,41 @@ func newRouter(g *globals) *cobra.Command {
 	return c
 }
 
-// parsePrefill reads "URL,PORT" or "URL,HOST:PORT".
+// setAttrs reads "zone=a,model=m,model=n", what may follow a worker's address in flag.
+func setAttrs(b *router.Backend, flag, attrs string) error {
+	for attr := range strings.SplitSeq(attrs, ",") {
+		switch key, value, _ := strings.Cut(attr, "="); {
+		case value == "":
+			return usagef("%s: %q: want zone=NAME or model=NAME", flag, attr)
+		case key == "zone":
+			b.Zone = value
+		case key == "model":
+			b.Models = append(b.Models, value)
+		default:
+			return usagef("%s: a worker has no %q: want zone=NAME or model=NAME", flag, key)
+		}
+	}
+	return nil
+}
+
+// parseDecode reads "URL" and attributes.
+func parseDecode(s string) (router.Backend, error) {
+	addr, attrs, more := strings.Cut(s, ",")
+	u, err := url.Parse(addr)
+	if err != nil || u.Host == "" {
+		return router.Backend{}, usagef("--decode %q: want a URL, for example http://10.0.0.6:8082", s)
+	}
+	b := router.Backend{URL: strings.TrimRight(addr, "/")}
+	if more {
+		err = setAttrs(&b, "--decode", attrs)
+	}
+	return b, err
+}
+
+// parsePrefill reads "URL,PORT" or "URL,HOST:PORT", and attributes.
 func parsePrefill(s string) (router.Backend, error) {
-	addr, boot, ok := strings.Cut(s, ",")
+	addr, rest, ok := strings.Cut(s, ",")
+	boot, attrs, more := strings.Cut(rest, ",")
 	u, err := url.Parse(addr)
 	if !ok || err != nil || u.Host == "" {
 		return router.Backend{}, usagef("--prefill %q: want URL,BOOTSTRAP_PORT, for example http://10.0.0.5:8081,8998", s)
@@ -91,7 +123,11 @@ func parsePrefill(s string) (router.Backend, error) {
 	if err != nil || n < 1 || n > 65535 {
 		return router.Backend{}, usagef("--prefill %q: bootstrap port %q is not a port number", s, port)
 	}
-	return router.Backend{URL: strings.TrimRight(addr, "/"), BootstrapHost: host, BootstrapPort: n}, nil
+	b := router.Backend{URL: strings.TrimRight(addr, "/"), BootstrapHost: host, BootstrapPort: n}
+	if more {
+		err = setAttrs(&b, "--prefill", attrs)
+	}
+	return b, err
 }
 
 func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
@@ -111,11 +147,11 @@ func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router
 		c.Prefills = append(c.Prefills, b)
 	}
 	for _, s := range r.decodes {
-		u, err := url.Parse(s)
-		if err != nil || u.Host == "" {
-			return c, usagef("--decode %q: want a URL, for example http://10.0.0.6:8082", s)
+		b, err := parseDecode(s)
+		if err != nil {
+			return c, err
 		}
-		c.Decodes = append(c.Decodes, router.Backend{URL: strings.TrimRight(s, "/")})
+		c.Decodes = append(c.Decodes, b)
 	}
 	if len(c.Prefills) == 0 || len(c.Decodes) == 0 {
 		return c, usagef("at least one --prefill and one --decode worker are needed")

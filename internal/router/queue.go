@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,7 +59,7 @@ func clientKey(h http.Header) string {
 // setTicket fills in what queue and policies need to know of the call.
 func (r *Router) setTicket(c *call, h http.Header) *openai.Error {
 	c.ticket = admission.Ticket{
-		Key: clientKey(h), Class: c.model, Priority: c.priority,
+		Key: clientKey(h), Class: r.class(c.model), Priority: c.priority,
 		Cost: float64(c.choices) + float64(len(c.rest))/costBytes,
 	}
 	if v := h.Get(HeaderPriority); v != "" {
@@ -74,6 +75,20 @@ func (r *Router) setTicket(c *call, h http.Header) *openai.Error {
 	}
 	c.prompt = nil // it is another copy of most of the body
 	return nil
+}
+
+// class of a request: who can use the same workers. Models that nobody is said to have are one class, or a client could make
+// as many as it likes.
+func (r *Router) class(model string) string {
+	if model == "" {
+		return ""
+	}
+	for _, w := range r.all() {
+		if slices.Contains(w.models, model) {
+			return model
+		}
+	}
+	return "*"
 }
 
 // acquire waits for a pair for attempt n of c. On success both workers have a leg counted, and the call

@@ -127,6 +127,8 @@ type fake struct {
 	mu     sync.Mutex
 	script script
 	health func(w http.ResponseWriter, r *http.Request)
+	info   func(w http.ResponseWriter, r *http.Request) // of other paths
+	load   string // what /metrics says; "": nothing of load
 	legs   []*leg1
 	aborts map[string]time.Time // rid and room of abort_request, first time
 	other  []string             // other requests: "GET /path"
@@ -185,6 +187,11 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if h != nil {
 			h(w, r)
 		}
+	case "/metrics":
+		f.mu.Lock()
+		text := f.load
+		f.mu.Unlock()
+		_, _ = io.WriteString(w, text)
 	case "/abort_request":
 		var a struct {
 			RID  string          `json:"rid"`
@@ -200,7 +207,12 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		f.mu.Lock()
 		f.other = append(f.other, r.Method+" "+r.URL.Path)
+		info := f.info
 		f.mu.Unlock()
+		if info != nil {
+			info(w, r)
+			return
+		}
 		_, _ = fmt.Fprintf(w, `{"worker":%q,"path":%q}`, f.addr, r.URL.Path)
 	}
 }
@@ -209,6 +221,13 @@ func (f *fake) set(s script) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.script = s
+}
+
+// setMetrics has /metrics answer with text.
+func (f *fake) setMetrics(text string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.load = text
 }
 
 // count is the number of generating requests seen.

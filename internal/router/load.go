@@ -119,7 +119,7 @@ func sample(line string) (name, labels string, v float64, ok bool) {
 			return "", "", 0, false
 		}
 		v, err := strconv.ParseFloat(fields[0], 64)
-		return name, labels, v, err == nil && v >= 0 // NaN is not
+		return name, labels, min(v, 1e15), err == nil && v >= 0 // NaN is not; sums stay finite
 	}
 	return "", "", 0, false
 }

@@ -52,7 +52,7 @@ func (r *Router) ready() *openai.Error {
 		}
 		detail += "no decode worker is up: " + r.decodes.why()
 	}
-	if detail == "" {
+	if detail == "" || r.decodes.readyAlone(r.cfg.LocalFallback) {
 		return nil
 	}
 	return routerFailure(room.CodeUnavailable, true, "%s", detail).err
@@ -73,7 +73,9 @@ type workerView struct {
 	Worker    string  `json:"worker"`
 	URL       string  `json:"url"`
 	Bootstrap string  `json:"bootstrap,omitempty"`
+	Kind      string  `json:"kind,omitempty"`
 	State     string  `json:"state"`
+	Ejected   float64 `json:"ejected_seconds,omitempty"`
 	Seconds   float64 `json:"seconds_in_state"`
 	Reason    string  `json:"reason,omitempty"`
 	Inflight  int64   `json:"inflight"`
@@ -83,7 +85,7 @@ func (w *worker) view() workerView {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	v := workerView{
-		Leg: w.side.String(), Worker: w.name, URL: w.base.String(), State: w.status().String(),
+		Leg: w.side.String(), Worker: w.name, URL: w.base.String(), Kind: string(w.is().kind), Ejected: w.outlier.left(time.Now()).Round(time.Millisecond).Seconds(), State: w.status().String(),
 		Seconds: time.Since(w.since).Round(time.Millisecond).Seconds(), Reason: w.reason, Inflight: w.inflight.Load(),
 	}
 	if w.bootPort > 0 {

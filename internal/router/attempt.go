@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"strconv"
 	"sync"
@@ -33,6 +32,7 @@ const (
 	legStream  legPhase = 2 // streaming the answer
 	legAnswer  legPhase = 3 // reading an answer that is not a stream
 	legDone    legPhase = 4 // the answer was read to its end
+	legWaiting legPhase = 5 // not sent yet: prefill comes first (vLLM)
 )
 
 // String is the phase in causes; it survives unknown values.
@@ -48,6 +48,8 @@ func (p legPhase) String() string {
 		return "reading_answer"
 	case legDone:
 		return "done"
+	case legWaiting:
+		return "waiting_for_prefill"
 	default:
 		return "phase(" + strconv.FormatUint(uint64(p), 10) + ")"
 	}
@@ -55,9 +57,11 @@ func (p legPhase) String() string {
 
 // leg is one of an attempt's two requests to workers.
 type leg struct {
-	a  *attempt
-	w  *worker
-	at atomic.Uint32 // legPhase; written by the leg's goroutine
+	a *attempt
+	w *worker
+	// body is set before the leg is sent.
+	body legBody
+	at   atomic.Uint32 // legPhase; written by the leg's goroutine
 	// over: the exchange ended by the worker's doing, so the worker holds nothing of it.
 	// Written by the leg's goroutine before it reports.
 	over atomic.Bool
@@ -91,9 +95,8 @@ type attempt struct {
 	cancel context.CancelCauseFunc
 	unlink func() bool // from the call's context
 
-	body   func() io.ReadCloser
-	length int64
 	header http.Header
+	kv     json.RawMessage // from a staged prefill; read after prefillDone
 
 	// answering: the decode worker has begun to answer, so it has the prompt's KV.
 	answering   atomic.Bool
@@ -115,11 +118,21 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 		fresh := newRID()
 		a.rid, a.names = quoted(fresh), []string{fresh}
 	}
-	a.length, a.body = c.legBody(a.rid, p, a.rooms)
 	a.header = c.header.Clone()
+	if k := d.is().kind; k == KindVLLM || k == KindPlain { // they know no rid
+		a.header.Set("X-Request-Id", a.names[0])
+	}
+	if p == noWorker {
+		a.prefill.enter(legDone)
+		a.prefill.over.Store(true)
+	}
 	left := max(time.Until(c.deadline).Milliseconds(), 1)
 	a.header.Set(HeaderTimeout, strconv.FormatInt(left, 10))
 	a.ctx, a.cancel = context.WithCancelCause(r.base)
+	if err := a.setBodies(); err != nil { // parseBody found the body sound
+		a.prefill.body, a.decode.body = bodyOf(nil), bodyOf(nil)
+		a.cancel(routerFailure(room.CodeInternal, false, "write the workers' bodies: %v", err))
+	}
 	a.unlink = context.AfterFunc(c.ctx, func() { a.cancel(context.Cause(c.ctx)) })
 	c.current.Store(a)
 	c.attempts++
@@ -139,7 +152,12 @@ func (a *attempt) run(cl *client) *failure {
 		return failureOf(a.r.base)
 	}
 	defer a.r.group.leave()
-	a.r.group.spawn(a.runPrefill)
+	if a.prefill.w == noWorker {
+		a.prefill.w.put()
+		close(a.prefillDone)
+	} else {
+		a.r.group.spawn(a.runPrefill)
+	}
 	if first := a.r.cfg.FirstByteTimeout; first > 0 && a.c.stream {
 		t := time.AfterFunc(first, a.tooSlow)
 		defer t.Stop()

@@ -48,7 +48,6 @@ type call struct {
 	placed     bool          // holds a place; the handler's
 	waited     time.Duration // in the queue
 	queued     atomic.Bool   // is waiting in the queue
-	asking     bool          // for another worker's opinion of a refusal; the handler's
 }
 
 // deadlineFailure says what the request was waiting for when its time was over.
@@ -65,7 +64,7 @@ func (c *call) deadlineFailure() *failure {
 	}
 	// The decode side owes the answer; but a prefill worker that is known to be silent is why it cannot.
 	l := &a.decode
-	if a.prefill.w.status() == statusOut && a.decode.w.status() == statusUp && !a.prefill.over.Load() {
+	if legPhase(l.at.Load()) == legWaiting || a.prefill.w.status() == statusOut && a.decode.w.status() == statusUp && !a.prefill.over.Load() {
 		l = &a.prefill
 	}
 	return &failure{blame: blameOf(l.w.side), err: openai.FromCause(&room.Cause{

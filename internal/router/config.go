@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +33,8 @@ type Backend struct {
 	// another one go to others.
 	Zone   string
 	Models []string
+	// Kind is what its server is [asked of it].
+	Kind Kind
 }
 
 // Config of a [Router]. Zero values take the defaults in brackets.
@@ -56,6 +58,8 @@ type Config struct {
 	// EjectTime is how long for, the first time [5s]; see outlier.
 	EjectAfter int
 	EjectTime  time.Duration
+	// LocalFallback has decode workers compute prompts themselves, where they can, when no prefill worker is left to try.
+	LocalFallback bool
 	// BodyTimeout bounds the arrival of a request's body [30s].
 	BodyTimeout time.Duration
 	// HealthInterval is the pause between probes of a worker [1s], HealthTimeout bounds one [2s].
@@ -152,8 +156,12 @@ func (c Config) withDefaults() Config {
 
 // validate names the first thing wrong with a filled configuration.
 func (c Config) validate() error {
-	if len(c.Prefills) == 0 || len(c.Decodes) == 0 {
-		return errors.New("router: at least one prefill and one decode worker are needed")
+	needsPrefill := !c.LocalFallback
+	if needsPrefill {
+		needsPrefill = slices.ContainsFunc(c.Decodes, func(b Backend) bool { return b.Kind != KindPlain })
+	}
+	if len(c.Decodes) == 0 || len(c.Prefills) == 0 && needsPrefill {
+		return errors.New("router: at least one prefill and one decode worker are needed; plain servers alone will do")
 	}
 	for _, name := range []string{c.Policy, c.PrefillPolicy, c.DecodePolicy} {
 		if !policy.Known(name) {
@@ -182,8 +190,9 @@ func (b Backend) parse(prefill bool) (base *url.URL, host string, port int, err 
 		return nil, "", 0, fmt.Errorf("router: worker address: %w", err)
 	case base.Scheme != "http" && base.Scheme != "https" || base.Hostname() == "" || base.RawQuery != "" || base.User != nil:
 		return nil, "", 0, fmt.Errorf("router: worker address %q: want http://host:port", b.URL)
-	case prefill && (b.BootstrapPort < 1 || b.BootstrapPort > 65535):
-		return nil, "", 0, fmt.Errorf("router: prefill worker %s: bootstrap port %s is not a port", b.URL, strconv.Itoa(b.BootstrapPort))
+	}
+	if err := b.checkKind(prefill); err != nil {
+		return nil, "", 0, err
 	}
 	if base.Path == "" {
 		base.Path = "/" // JoinPath on an empty path makes a relative one

@@ -128,7 +128,7 @@ type fake struct {
 	script script
 	health func(w http.ResponseWriter, r *http.Request)
 	info   func(w http.ResponseWriter, r *http.Request) // of other paths
-	load   string // what /metrics says; "": nothing of load
+	load   string                                       // what /metrics says; "": nothing of load
 	legs   []*leg1
 	aborts map[string]time.Time // rid and room of abort_request, first time
 	other  []string             // other requests: "GET /path"

@@ -47,9 +47,9 @@ func (l *leg) send(ctx context.Context, cancel context.CancelFunc) (*http.Respon
 	a := l.a
 	req := (&http.Request{
 		Method: http.MethodPost, URL: l.w.base.JoinPath(a.c.path), Host: l.w.base.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: a.header, Body: a.body(), ContentLength: a.length,
+		Header: a.header, Body: l.body.open(), ContentLength: l.body.length,
 		// A connection that the worker closed while it was idle may be replaced unseen.
-		GetBody: func() (io.ReadCloser, error) { return a.body(), nil },
+		GetBody: func() (io.ReadCloser, error) { return l.body.open(), nil },
 	}).WithContext(ctx)
 	resp, err := l.w.rt.RoundTrip(req)
 	if err != nil {
@@ -160,12 +160,18 @@ func (l *leg) consumeAnswer(body io.Reader) *failure {
 	case err != nil:
 		return l.malformed(err)
 	}
+	if l.a.staged() {
+		l.takeKV(b.Bytes())
+	}
 	return nil
 }
 
 // runDecode drives the decode leg and forwards its answer. nil: the client has it all.
 func (a *attempt) runDecode(cl *client) *failure {
 	l := &a.decode
+	if f := a.awaitPrefill(); f != nil {
+		return f
+	}
 	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
 	resp, f := l.send(ctx, cancel)

@@ -144,7 +144,19 @@ func (r *Router) find(c *call, avoid map[*worker]bool, last blame) (p, d *worker
 	if missing != "" && some {
 		p, d, missing = r.choose(c, avoid, last)
 	}
-	return p, d, missing
+	if missing != "" { // in a fleet of several kinds the prefill worker may have had no partner
+		p, d, missing = r.choose(c, r.unpaired(avoid), last)
+	}
+	if missing == "" {
+		return p, d, missing
+	}
+	switch w, busy := r.solo(c, avoid); {
+	case w != nil:
+		return noWorker.taken(), w, ""
+	case busy:
+		return nil, nil, ""
+	}
+	return nil, nil, missing
 }
 
 // abandon ends the attempts that wait for w, which has not answered its probes, so that they are tried elsewhere.
@@ -194,7 +206,6 @@ func (o *opinion) wanted(a *attempt, f *failure) bool {
 	if f.blame == blamePrefill {
 		o.wrong = a.prefill.w
 	}
-	a.c.asking = true
 	return true
 }
 

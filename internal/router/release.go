@@ -54,7 +54,7 @@ func (g *group) close() {
 // the same name.
 func (r *Router) release(a *attempt) {
 	for _, l := range []*leg{&a.prefill, &a.decode} {
-		if l.over.Load() {
+		if l.over.Load() || !l.w.aborts() {
 			continue
 		}
 		for _, name := range a.names {

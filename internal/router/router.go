@@ -107,7 +107,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &worker{
+	w := &worker{
 		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(),
 		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad, freed: r.queue.Kick,
 		rt: &http.Transport{
@@ -125,7 +125,12 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 			}
 			r.queue.Kick() // somebody may have waited for it, or waits in vain now
 		},
-	}, nil
+	}
+	if b.Kind != KindDetect {
+		w.fixed = true
+		w.nature.Store(&nature{kind: b.Kind, local: b.Kind == KindBaton})
+	}
+	return w, nil
 }
 
 func http1() *http.Protocols {

@@ -69,6 +69,9 @@ type worker struct {
 	freed    func() // a leg has ended: somebody else may have its place
 
 	outlier outlier
+	// nature is written by watch, unless it is fixed by the configuration; settled, which is watch's, means that it needs no asking now.
+	nature         atomic.Pointer[nature]
+	fixed, settled bool
 
 	// inflight counts attempts of this router whose leg has not ended.
 	inflight atomic.Int64
@@ -138,7 +141,14 @@ func (w *worker) why() string {
 func (w *worker) watch(ctx context.Context, interval, timeout time.Duration) {
 	pause := firstReprobe
 	for {
-		w.judge(ctx, w.probe(ctx, timeout))
+		err := w.probe(ctx, timeout)
+		if err == nil {
+			w.detect(ctx, timeout)
+		}
+		w.judge(ctx, err)
+		if w.status() == statusOut {
+			w.settled = false // another server may come back at its address
+		}
 		if w.wantLoad && w.status() == statusUp {
 			w.pollLoad(ctx, interval, timeout)
 		}

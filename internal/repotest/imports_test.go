@@ -201,12 +201,18 @@ func TestGraphPointsDown(t *testing.T) {
 // exploring orders of events would not explore the real code.
 func TestPureCore(t *testing.T) {
 	pure := map[string][]string{
-		"internal/room/machine.go": nil,
-		"internal/room/table.go":   nil,
-		"internal/room/event.go":   {"fmt", "strings"},
-		"internal/room/room.go":    {"fmt", "strconv"},
-		"internal/room/cause.go":   {"errors", "fmt"},
-		"internal/sched/budget.go": {module + "/internal/engine"},
+		"internal/room/machine.go":          nil,
+		"internal/room/table.go":            nil,
+		"internal/room/event.go":            {"fmt", "strings"},
+		"internal/room/room.go":             {"fmt", "strconv"},
+		"internal/room/cause.go":            {"errors", "fmt"},
+		"internal/sched/budget.go":          {module + "/internal/engine"},
+		"internal/router/policy/policy.go":  {"fmt", "math/rand/v2", "slices", "strings", "time"}, // durations, and chance from a seed
+		"internal/router/policy/hash.go":    {"encoding/binary", "math", "math/bits"},
+		"internal/router/policy/cost.go":    nil,
+		"internal/router/policy/prefix.go":  nil,
+		"internal/router/policy/tree.go":    {"slices"},
+		"internal/router/admission/fair.go": {"container/heap", "slices", "time"}, // durations
 		"internal/session/ledger.go": {"fmt", "time", // durations; the clock is an argument
 			module + "/proto/baton/v1"},
 	}

@@ -19,7 +19,9 @@
 //   - attempt: one pair of legs and the first cause that ends them (attempt.go, legs.go, failure.go).
 //   - stream: an incremental reader of server-sent events that knows whether the answer
 //     was finished, and never lets half an event through (sse.go, verdict.go).
-//   - worker: where a worker is, whether it can be used, and the probes that find out (worker.go, choose.go).
+//   - queue: who goes first when all places are taken, and what chooses the pair (queue.go, choose.go, load.go; packages
+//     admission and policy).
+//   - worker: where a worker is, whether it can be used, and the probes that find out (worker.go).
 //   - release: the background group that tells workers of ended attempts (release.go).
 //
 // # Ownership and concurrency
@@ -31,6 +33,6 @@
 //
 // # What it does not promise
 //
-// The order of requests, fairness between clients, and that an answer which the
+// The order of requests that do not wait, and that an answer which the
 // client has begun to read survives the loss of a worker.
 package router

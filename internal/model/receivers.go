@@ -281,8 +281,8 @@ func (r *run) forget(i uint8) {
 }
 
 // failedCame is Receivers.Failed.
-func (r *run) failedCame(sess, key uint8) {
-	if i := r.find(sess, key); i >= 0 {
+func (r *run) failedCame(sess, key, grant uint8) {
+	if i := r.find(sess, key); i >= 0 && (grant == 0 || r.recv[i].grant(uint8(i)) == grant) {
 		r.rcv(uint8(i), room.Event{Kind: room.EvRemoteFailed})
 	}
 }

@@ -73,7 +73,7 @@ func (r *run) refuse(sess, key, grant uint8) {
 	if r.w.fault == FaultSilentRefusal {
 		return
 	}
-	r.post(message{kind: msgFailed, sess: sess, key: key, about: grant})
+	r.post(message{kind: msgFailed, sess: sess, key: key, grant: grant, about: grant})
 }
 
 // deliverGrant is Senders.deliver.
@@ -117,8 +117,8 @@ func (r *run) abortCame(sess, key, grant uint8) {
 		return
 	}
 	s := &r.send[i]
-	if s.sess != 0 && s.sess != sess {
-		r.ack(sess, key, grant) // another session's room: its grant can have no write outstanding
+	if s.sess != 0 && (s.sess != sess || s.grant != grant) {
+		r.ack(sess, key, grant) // a room that serves another grant: this one can have no write outstanding
 		return
 	}
 	s.ackSess, s.ackGrant = sess, grant
@@ -149,7 +149,7 @@ func (r *run) sndMasked(i uint8, e room.Event, mask room.Effects) room.Effects {
 	fx &= mask
 	key := r.w.keyOf(i)
 	if fx.Has(room.FxSendFailed) && s.sess != 0 {
-		r.post(message{kind: msgFailed, sess: s.sess, key: key, about: s.grant})
+		r.post(message{kind: msgFailed, sess: s.sess, key: key, grant: s.grant, about: s.grant})
 	}
 	if fx.Has(room.FxSendAck) {
 		switch {

@@ -126,7 +126,7 @@ func (r *run) deliver(m message) {
 	case m.kind == msgAbort:
 		r.abortCame(m.sess, m.key, m.grant)
 	case m.kind == msgFailed:
-		r.failedCame(m.sess, m.key)
+		r.failedCame(m.sess, m.key, m.grant)
 	case m.kind == msgAck:
 		r.ackCame(m.sess, m.key, m.grant)
 	}

@@ -275,7 +275,7 @@ func (s *ClientSession) handle(b body) error {
 			c = &room.Cause{Code: room.CodeProtocol, Side: room.SideSender, Key: key, Peer: s.addr,
 				Detail: "the prefill worker failed the room without a cause"}
 		}
-		h.Failed(s.id, key, c)
+		h.Failed(s.id, key, transfer.GrantID(m.GetGrantId()), c)
 		return nil
 	case *pb.AbortAck:
 		key, err := toKey(m.GetRoom(), m.GetGeneration())

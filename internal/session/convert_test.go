@@ -87,7 +87,7 @@ func (d discard) Abort(_ *ServerSession, key room.Key, _ transfer.GrantID, c *ro
 	}
 }
 
-func (d discard) Failed(_ transfer.SessionID, key room.Key, c *room.Cause) {
+func (d discard) Failed(_ transfer.SessionID, key room.Key, _ transfer.GrantID, c *room.Cause) {
 	if key.Room > maxRoom || c == nil || !wireCodes[c.Code] {
 		d.t.Errorf("bad failure let through: %v %v", key, c)
 	}

@@ -79,7 +79,7 @@ func TestKilledMidGrant(t *testing.T) {
 	s := get(t, ctx, client, l.addr())
 	sh.React(func(e sessiontest.Event) {
 		if e.Kind == "grant" {
-			_ = e.Server.SendFailed(e.Key, nil)
+			_ = e.Server.SendFailed(e.Key, 0, nil)
 			if e.Key.Room == 100 {
 				go l.kill()
 			}

@@ -332,7 +332,7 @@ func TestServerNoticesSilence(t *testing.T) {
 			c.hello()
 			if tc.name == "traffic" {
 				c.say(&pb.ClientMessage{Body: abortOf(1)})
-				if err := (<-ready).SendFailed(room.Key{Room: 1}, nil); err != nil {
+				if err := (<-ready).SendFailed(room.Key{Room: 1}, 0, nil); err != nil {
 					t.Fatal(err)
 				}
 			}

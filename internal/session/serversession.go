@@ -36,13 +36,14 @@ func (s *ServerSession) Down() <-chan struct{} { return s.link.down }
 // Cause is why the session ended; nil while it lives.
 func (s *ServerSession) Cause() *room.Cause { return s.link.Cause() }
 
-// SendFailed tells the decode side that the sender of a room has ended. It never blocks.
+// SendFailed tells the decode side that the sender of a room has ended, or that its grant g (0:
+// whichever it has) is not served. It never blocks.
 // nil: delivered in order, or the handler's Down is called. ErrDown: the session has ended.
-func (s *ServerSession) SendFailed(key room.Key, c *room.Cause) error {
+func (s *ServerSession) SendFailed(key room.Key, g transfer.GrantID, c *room.Cause) error {
 	if err := s.checkKey(key, "failure"); err != nil {
 		return err
 	}
-	return s.link.push(&pb.Failed{Room: key.Room, Generation: key.Gen, Cause: fromCause(c)})
+	return s.link.push(&pb.Failed{Room: key.Room, Generation: key.Gen, Cause: fromCause(c), GrantId: uint64(g)})
 }
 
 // SendAck tells the decode side that no write under g is or will be outstanding. Rules as of
@@ -147,7 +148,7 @@ func (s *ServerSession) handle(b body) error {
 // refuseRoom answers a grant with unacceptable values: the room ends, the session goes on.
 func (s *ServerSession) refuseRoom(bad *badValue) error {
 	s.server.log.Warn("grant refused", "room", bad.key.String(), "peer", s.client.WorkerID, "cause", bad.what)
-	err := s.SendFailed(bad.key, &room.Cause{Code: room.CodeProtocol, Side: room.SideSender, Phase: room.StateBootstrapping.String(), Key: bad.key,
+	err := s.SendFailed(bad.key, 0, &room.Cause{Code: room.CodeProtocol, Side: room.SideSender, Phase: room.StateBootstrapping.String(), Key: bad.key,
 		Peer: s.client.WorkerID, Detail: bad.what})
 	if errors.Is(err, ErrDown) {
 		return nil // its end is on the way

@@ -61,13 +61,13 @@ func TestMessagesCross(t *testing.T) {
 	}
 
 	cause.Side = room.SideSender
-	if err := errors.Join(ss.SendFailed(key, cause), ss.SendAck(key, 42)); err != nil {
+	if err := errors.Join(ss.SendFailed(key, 42, cause), ss.SendAck(key, 42)); err != nil {
 		t.Fatal(err)
 	}
 	if a := ch.Wait(ctx, t, "abort_ack", 1); a.Session != s.ID() || a.Key != key || a.GrantID != 42 {
 		t.Errorf("ack arrived as %+v", a)
 	}
-	if f := ch.Events()[0]; f.Kind != "failed" || f.Key != key || !reflect.DeepEqual(f.Cause, cause) {
+	if f := ch.Events()[0]; f.Kind != "failed" || f.Key != key || f.GrantID != 42 || !reflect.DeepEqual(f.Cause, cause) {
 		t.Errorf("first call was %+v, want the failure", f)
 	}
 }
@@ -352,7 +352,7 @@ func TestUnsendableValues(t *testing.T) {
 		t.Errorf("a passed deadline arrived as %v, which means none", g.Grant.Timeout)
 	}
 	ss := sh.Events()[0].Server
-	for _, err := range []error{ss.SendFailed(room.Key{Room: 1 << 63}, nil), ss.SendAck(room.Key{Room: 1 << 63}, 1)} {
+	for _, err := range []error{ss.SendFailed(room.Key{Room: 1 << 63}, 0, nil), ss.SendAck(room.Key{Room: 1 << 63}, 1)} {
 		if !errors.Is(err, &room.Cause{Code: room.CodeInvalid}) {
 			t.Errorf("server side gave %v", err)
 		}

@@ -123,8 +123,8 @@ func (g Grant) String() string {
 // ClientHandler hears the prefill side. Called in order from the session's
 // receive goroutine; must not block.
 type ClientHandler interface {
-	// Failed: the sender of this room ended with this cause.
-	Failed(s transfer.SessionID, key room.Key, c *room.Cause)
+	// Failed: the sender of this room ended with this cause, or does not serve its grant g. g 0: any.
+	Failed(s transfer.SessionID, key room.Key, g transfer.GrantID, c *room.Cause)
 	// AbortAck: no write under this grant is or will be outstanding.
 	AbortAck(s transfer.SessionID, key room.Key, g transfer.GrantID)
 	// Down: the session has ended; once, after every other call for s.

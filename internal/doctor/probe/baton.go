@@ -151,7 +151,7 @@ func clean(mem []byte) bool {
 
 // Failed, AbortAck and Down implement session.ClientHandler. Events beyond what any
 // worker has a reason to send are dropped: the session never waits for the probe.
-func (r *run) Failed(_ transfer.SessionID, key room.Key, c *room.Cause) {
+func (r *run) Failed(_ transfer.SessionID, key room.Key, _ transfer.GrantID, c *room.Cause) {
 	r.hear(event{kind: "failed", key: key, cause: c})
 }
 

@@ -119,7 +119,7 @@ func (f *faulty) Grant(s *session.ServerSession, g session.Grant) {
 	if f.fault == "no end" {
 		return
 	}
-	_ = s.SendFailed(g.Key, &room.Cause{Code: room.CodeDeadline})
+	_ = s.SendFailed(g.Key, g.ID, &room.Cause{Code: room.CodeDeadline})
 }
 
 func (f *faulty) Abort(s *session.ServerSession, key room.Key, g transfer.GrantID, _ *room.Cause) {

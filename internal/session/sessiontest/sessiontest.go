@@ -110,8 +110,8 @@ type ClientHandler struct{ recorder }
 func NewClientHandler() *ClientHandler { return &ClientHandler{newRecorder()} }
 
 // Failed implements session.ClientHandler.
-func (h *ClientHandler) Failed(s transfer.SessionID, key room.Key, c *room.Cause) {
-	h.add(Event{Kind: "failed", Session: s, Key: key, Cause: c})
+func (h *ClientHandler) Failed(s transfer.SessionID, key room.Key, g transfer.GrantID, c *room.Cause) {
+	h.add(Event{Kind: "failed", Session: s, Key: key, GrantID: g, Cause: c})
 }
 
 // AbortAck implements session.ClientHandler.

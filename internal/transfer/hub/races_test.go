@@ -209,3 +209,44 @@ func TestRevokeOvertakesAbort(t *testing.T) {
 	r.Release()
 	w.drained()
 }
+
+// TestWordsOfAnotherLife: a failure and an abort mean one grant. When a room id comes again while the other side
+// still holds its former life, the words about one life do not end the other. `baton explore` found it
+// (world reuse_early).
+func TestWordsOfAnotherLife(t *testing.T) {
+	grants := make(chan tapped, 8)
+	w := newWorld(t, options{handler: func(h *hub.Senders) session.ServerHandler { return tap{h, grants} }})
+	s, r := w.send(5, 2), w.receive(5, 2)
+	await(t, "grant", s.Granted())
+	g := await(t, "grant", grants)
+	key := g.grant.Key
+	w.chunk(s, 5, 0)
+	await(t, "first chunk", r.Landed())
+
+	other := g.grant.ID + 1
+	w.receivers.Failed(g.sess.ID(), key, other, &room.Cause{Code: room.CodeAborted})
+	w.senders.Abort(g.sess, key, other, nil) // acked, and nobody waits for the ack
+	w.senders.Abort(g.sess, key, 0, nil)     // of a life that never had a grant
+	if s.State().Terminal() || r.State().Terminal() {
+		t.Fatalf("words about another life ended the room: %v, %v", s.Err(), r.Err())
+	}
+	w.chunk(s, 5, 1)
+	await(t, "end of the receiver", r.Done())
+	await(t, "end of the sender", s.Done())
+	if s.Err() != nil || r.Err() != nil {
+		t.Errorf("sender %v, receiver %v", s.Err(), r.Err())
+	}
+	s.Release()
+	r.Release()
+
+	s, r = w.send(6, 1), w.receive(6, 1)
+	await(t, "grant", s.Granted())
+	g = await(t, "grant", grants)
+	w.receivers.Failed(g.sess.ID(), g.grant.Key, g.grant.ID, &room.Cause{Code: room.CodeAborted})
+	failed(t, "receiver", r.State(), r.Err(), room.CodeAborted)
+	await(t, "abort at the sender", s.Done())
+	failed(t, "sender", s.State(), s.Err(), room.CodeAborted)
+	s.Release()
+	r.Release()
+	w.drained()
+}

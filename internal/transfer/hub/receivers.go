@@ -220,9 +220,15 @@ func (h *Receivers) Revoked(g transfer.GrantID) {
 	}
 }
 
-// Failed implements session.ClientHandler.
-func (h *Receivers) Failed(s transfer.SessionID, key room.Key, c *room.Cause) {
-	if rec := h.find(s, key); rec != nil {
+// Failed implements session.ClientHandler. The failure of another grant is that of an earlier life of
+// the room, whose sender lived on.
+func (h *Receivers) Failed(s transfer.SessionID, key room.Key, g transfer.GrantID, c *room.Cause) {
+	rec := h.find(s, key)
+	if rec != nil && g != 0 && g != rec.grantID() {
+		h.m.stray.Inc()
+		return
+	}
+	if rec != nil {
 		cc := *c
 		cc.Peer = rec.open.Addr
 		rec.room.Apply(room.Event{Kind: room.EvRemoteFailed, Cause: &cc})

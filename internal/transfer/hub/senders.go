@@ -167,7 +167,7 @@ func (h *Senders) Grant(sess *session.ServerSession, g session.Grant) {
 		if c == nil {
 			c = &room.Cause{Code: room.CodeDuplicate, Detail: "the room ended a moment ago at the prefill worker; use a fresh bootstrap_room"}
 		}
-		h.refuse(sess, g.Key, c)
+		h.refuse(sess, g.Key, g.ID, c)
 		return
 	}
 	h.park(sess, g)
@@ -190,11 +190,11 @@ func (h *Senders) park(sess *session.ServerSession, g session.Grant) {
 	if old != nil {
 		old.timer.Stop()
 		if old.sess != sess || old.grant.ID != g.ID {
-			h.refuse(old.sess, g.Key, &room.Cause{Code: room.CodeDuplicate, Detail: "another grant took this room"})
+			h.refuse(old.sess, g.Key, old.grant.ID, &room.Cause{Code: room.CodeDuplicate, Detail: "another grant took this room"})
 		}
 	}
 	if full {
-		h.refuse(sess, g.Key, &room.Cause{Code: room.CodeCapacity, Retryable: true, Detail: "too many grants wait for their requests"})
+		h.refuse(sess, g.Key, g.ID, &room.Cause{Code: room.CodeCapacity, Retryable: true, Detail: "too many grants wait for their requests"})
 		return
 	}
 	// The request may have come between Get and here.
@@ -212,19 +212,19 @@ func (h *Senders) unpark(p *parkedGrant) {
 	}
 	h.mu.Unlock()
 	if live {
-		h.refuse(p.sess, p.grant.Key, &room.Cause{Code: room.CodeDeadline, Phase: "parked", Retryable: true,
+		h.refuse(p.sess, p.grant.Key, p.grant.ID, &room.Cause{Code: room.CodeDeadline, Phase: "parked", Retryable: true,
 			Detail: fmt.Sprintf("the prefill worker got a grant but no request for this room within %v; check that the router sends each request to both workers", p.wait)})
 	}
 }
 
 // refuse tells the decode side that its room cannot be served.
-func (h *Senders) refuse(sess *session.ServerSession, key room.Key, c *room.Cause) {
+func (h *Senders) refuse(sess *session.ServerSession, key room.Key, g transfer.GrantID, c *room.Cause) {
 	cc := *c
 	cc.Key, cc.Side = key, room.SideSender
 	if cc.Phase == "" {
 		cc.Phase = room.StateBootstrapping.String()
 	}
-	_ = sess.SendFailed(key, &cc) // ErrDown: the session's end tells it
+	_ = sess.SendFailed(key, g, &cc) // ErrDown: the session's end tells it
 }
 
 // deliver gives a grant to its sender, or refuses it. The first grant that comes must
@@ -242,7 +242,7 @@ func (h *Senders) deliver(r *room.Room, sess *session.ServerSession, g session.G
 	if ss != nil {
 		var bad *room.Cause
 		if way, bad = h.routeOf(sess, &ss.plans, g, s.open); bad != nil {
-			h.refuseRoom(r, sess, bad)
+			h.refuseRoom(r, sess, g.ID, bad)
 			return
 		}
 	}
@@ -261,7 +261,7 @@ func (h *Senders) deliver(r *room.Room, sess *session.ServerSession, g session.G
 	h.mu.Unlock()
 	r.Apply(room.Event{Kind: room.EvGrant})
 	if r.State() == room.StateFailed { // ended before: tell why
-		h.refuse(sess, g.Key, r.Cause())
+		h.refuse(sess, g.Key, g.ID, r.Cause())
 	}
 	if r.Drain() == room.DrainGone { // perhaps before it was in the index
 		s.forget()
@@ -272,14 +272,14 @@ func (h *Senders) deliver(r *room.Room, sess *session.ServerSession, g session.G
 func (h *Senders) duplicate(s *sending, sess *session.ServerSession, g session.Grant) {
 	h.m.duplicateGrants.Inc()
 	if !s.sameGrant(sess, g.ID) {
-		h.refuse(sess, g.Key, &room.Cause{Code: room.CodeDuplicate, Detail: "the room has another grant"})
+		h.refuse(sess, g.Key, g.ID, &room.Cause{Code: room.CodeDuplicate, Detail: "the room has another grant"})
 	}
 }
 
 // refuseRoom fails a room because of its grant and tells the grant's session.
-func (h *Senders) refuseRoom(r *room.Room, sess *session.ServerSession, c *room.Cause) {
+func (h *Senders) refuseRoom(r *room.Room, sess *session.ServerSession, g transfer.GrantID, c *room.Cause) {
 	c.Peer = sess.Client().WorkerID
-	h.refuse(sess, r.Key(), c)
+	h.refuse(sess, r.Key(), g, c)
 	r.Apply(room.Event{Kind: room.EvCancel, Cause: c})
 }
 
@@ -294,8 +294,8 @@ func (h *Senders) Abort(sess *session.ServerSession, key room.Key, g transfer.Gr
 	r := h.reg.Get(key)
 	if r != nil {
 		if s := r.Value().(*sending); !s.expectAck(sess, g) {
-			// Another session's room under the same key: this abort is stale, and its
-			// grant can have no write outstanding.
+			// A room under the same key that serves another grant, of another session or another
+			// life: this abort is not about it, and its own grant can have no write outstanding.
 			h.m.staleAborts.Inc()
 			_ = sess.SendAck(key, g)
 			return
@@ -364,7 +364,7 @@ func (h *Senders) execute(r *room.Room, e room.Event, fx room.Effects) (follow [
 	s := r.Value().(*sending)
 	sess, grant, ackSess, ackGrant := s.peers()
 	if fx.Has(room.FxSendFailed) && sess != nil {
-		if err := sess.SendFailed(r.Key(), r.Cause()); err != nil && !errors.Is(err, session.ErrDown) {
+		if err := sess.SendFailed(r.Key(), grant, r.Cause()); err != nil && !errors.Is(err, session.ErrDown) {
 			h.cfg.Log.Warn("failure could not be sent", "room", r.Key().String(), "err", err)
 		}
 	}

@@ -57,11 +57,12 @@ func (s *sending) sameGrant(sess *session.ServerSession, id transfer.GrantID) bo
 	return s.sess == sess && s.grant == id
 }
 
-// expectAck notes who wants the ack; false if the room belongs to another session.
+// expectAck notes who wants the ack of grant g (0: none was sent); false if the room has another grant, so
+// that the abort is about another life of it.
 func (s *sending) expectAck(sess *session.ServerSession, g transfer.GrantID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sess != nil && s.sess != sess {
+	if s.sess != nil && (s.sess != sess || s.grant != g) {
 		return false
 	}
 	s.ackSess, s.ackGrant = sess, g

@@ -1133,7 +1133,10 @@ type Failed struct {
 	// generation as in Grant.
 	Generation uint32 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	// cause is the first reason.
-	Cause         *Cause `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`
+	Cause *Cause `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`
+	// grant_id of the grant that cannot be served any more. 0: of whichever grant the room has; only for a
+	// grant that could not be read.
+	GrantId       uint64 `protobuf:"fixed64,4,opt,name=grant_id,json=grantId,proto3" json:"grant_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1187,6 +1190,13 @@ func (x *Failed) GetCause() *Cause {
 		return x.Cause
 	}
 	return nil
+}
+
+func (x *Failed) GetGrantId() uint64 {
+	if x != nil {
+		return x.GrantId
+	}
+	return 0
 }
 
 // AbortAck tells that no write under the grant is or will be outstanding.
@@ -1588,13 +1598,14 @@ const file_proto_baton_v1_session_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\rR\n" +
 	"generation\x12\x19\n" +
 	"\bgrant_id\x18\x03 \x01(\x06R\agrantId\x12%\n" +
-	"\x05cause\x18\x04 \x01(\v2\x0f.baton.v1.CauseR\x05cause\"c\n" +
+	"\x05cause\x18\x04 \x01(\v2\x0f.baton.v1.CauseR\x05cause\"~\n" +
 	"\x06Failed\x12\x12\n" +
 	"\x04room\x18\x01 \x01(\x04R\x04room\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\rR\n" +
 	"generation\x12%\n" +
-	"\x05cause\x18\x03 \x01(\v2\x0f.baton.v1.CauseR\x05cause\"Y\n" +
+	"\x05cause\x18\x03 \x01(\v2\x0f.baton.v1.CauseR\x05cause\x12\x19\n" +
+	"\bgrant_id\x18\x04 \x01(\x06R\agrantId\"Y\n" +
 	"\bAbortAck\x12\x12\n" +
 	"\x04room\x18\x01 \x01(\x04R\x04room\x12\x1e\n" +
 	"\n" +

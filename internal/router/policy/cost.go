@@ -14,17 +14,21 @@ const (
 // with little to do; a queue, its age or a lack of memory soon weighs more.
 type pairCost struct {
 	unlearned
-	turn roundRobin
+	turn  roundRobin
+	costs []float64 // by candidate; reused
 }
 
 func (p *pairCost) Choose(r *Request, cands []Candidate) int {
 	best := 0.0
+	p.costs = p.costs[:0]
 	for i := range cands {
-		if c := Cost(r, &cands[i]); i == 0 || c < best {
+		c := Cost(r, &cands[i])
+		p.costs = append(p.costs, c)
+		if i == 0 || c < best {
 			best = c
 		}
 	}
-	return p.turn.among(cands, func(i int) bool { return Cost(r, &cands[i]) == best })
+	return p.turn.among(cands, func(i int) bool { return p.costs[i] == best })
 }
 
 // Cost is how bad pair-cost thinks of a candidate; 0 is best.

@@ -5,21 +5,24 @@ type prefixCache struct {
 	o     Options
 	tree  *Tree
 	least leastInflight
-	depth map[string]int // reused
+	depth []int // by worker's id in the tree; reused
+	match []int // by candidate; reused
 }
 
 func (p *prefixCache) Choose(r *Request, cands []Candidate) int {
 	if len(r.Prefix) == 0 || len(cands) < 2 {
 		return p.least.Choose(r, cands)
 	}
-	if p.depth == nil {
-		p.depth = map[string]int{}
-	}
-	clear(p.depth)
-	p.tree.Match(r.Prefix, p.depth)
+	p.depth = p.tree.Match(r.Prefix, p.depth)
+	p.match = p.match[:0]
 	longest, load := 0, 0
 	for i := range cands {
-		switch d := p.depth[cands[i].ID]; {
+		d := 0
+		if id := p.tree.ID(cands[i].ID); id >= 0 {
+			d = p.depth[id]
+		}
+		p.match = append(p.match, d)
+		switch {
 		case d > longest, d == longest && cands[i].Inflight < load:
 			longest, load = d, cands[i].Inflight
 		}
@@ -28,7 +31,7 @@ func (p *prefixCache) Choose(r *Request, cands []Candidate) int {
 		return p.least.Choose(r, cands)
 	}
 	return p.least.turn.among(cands, func(i int) bool {
-		return p.depth[cands[i].ID] == longest && cands[i].Inflight == load
+		return p.match[i] == longest && cands[i].Inflight == load
 	})
 }
 

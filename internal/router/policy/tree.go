@@ -85,24 +85,35 @@ func common(a, b []uint64) int {
 	return n
 }
 
-// Match writes for each worker how many blocks of prefix it was sent to depth. It changes nothing in the tree.
-func (t *Tree) Match(prefix []uint64, depth map[string]int) {
+// Match returns how many blocks of prefix each worker was sent, by its id of [Tree.ID], in depth, which it grows and
+// clears. It changes nothing in the tree.
+func (t *Tree) Match(prefix []uint64, depth []int) []int {
+	depth = append(depth[:0], make([]int, len(t.names))...)
 	n, done := &t.root, 0
 	for done < len(prefix) {
 		child := n.children[prefix[done]]
 		if child == nil {
-			return
+			break
 		}
 		same := common(child.blocks, prefix[done:])
 		done += same
 		for _, id := range child.owners {
-			depth[t.names[id]] = done
+			depth[id] = done
 		}
 		if same < len(child.blocks) {
-			return
+			break
 		}
 		n = child
 	}
+	return depth
+}
+
+// ID finds a worker's id; -1 if it was sent nothing.
+func (t *Tree) ID(name string) int {
+	if id, ok := t.ids[name]; ok {
+		return int(id)
+	}
+	return -1
 }
 
 // Insert says that the worker of this name was sent prefix.

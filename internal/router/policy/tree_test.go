@@ -62,6 +62,17 @@ func randomPrefix(rng *rand.Rand) []uint64 {
 	return p
 }
 
+// sent is Match by name.
+func sent(tree *Tree, prefix []uint64) map[string]int {
+	out := map[string]int{}
+	for id, n := range tree.Match(prefix, []int{7, 7, 7, 7, 7, 7}) {
+		if name := tree.names[id]; name != "" {
+			out[name] = n
+		}
+	}
+	return out
+}
+
 // Without a lack of room the tree says what a plain list of everything sent says.
 func TestTreeAgainstModel(t *testing.T) {
 	for seed := range uint64(20) {
@@ -79,8 +90,8 @@ func TestTreeAgainstModel(t *testing.T) {
 				model[name] = append(model[name], p)
 			}
 			check(t, tree)
-			q, got := randomPrefix(rng), map[string]int{}
-			tree.Match(q, got)
+			q := randomPrefix(rng)
+			got := sent(tree, q)
 			for _, name := range []string{"w0", "w1", "w2", "w3"} {
 				want := 0
 				for _, p := range model[name] {
@@ -125,8 +136,7 @@ func TestTreeEvictsTheOldest(t *testing.T) {
 	tree.Insert([]uint64{4}, "w")
 	got := []int{}
 	for i := range 5 {
-		d := map[string]int{}
-		if tree.Match([]uint64{uint64(i)}, d); d["w"] > 0 {
+		if sent(tree, []uint64{uint64(i)})["w"] > 0 {
 			got = append(got, i)
 		}
 	}
@@ -299,13 +309,12 @@ func BenchmarkTree(b *testing.B) {
 		}
 	})
 	b.Run("match", func(b *testing.B) {
-		tree, depth := NewTree(64<<20), map[string]int{}
+		tree, depth := NewTree(64<<20), []int{}
 		for i, p := range prompts {
 			tree.Insert(p, fmt.Sprint("w", i%16))
 		}
 		for i := 0; b.Loop(); i++ {
-			clear(depth)
-			tree.Match(prompts[i%len(prompts)], depth)
+			depth = tree.Match(prompts[i%len(prompts)], depth)
 		}
 	})
 }

@@ -91,12 +91,15 @@ func TestClientSeesEnds(t *testing.T) {
 func hanging(t *testing.T) (c *clients, gone chan error, aborts chan string) {
 	t.Helper()
 	gone, aborts = make(chan error, 1), make(chan string, 1)
+	began := make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		if r.URL.Path == "/abort_request" {
+			<-began // the two requests race on two connections
 			aborts <- string(body)
 			return
 		}
+		close(began)
 		_, _ = io.WriteString(w, evText)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +29,7 @@ type routerFlags struct {
 	prefills, decodes []string
 	timeout, max      time.Duration
 	firstByte, gap    time.Duration
+	localFallback     bool
 	ejectAfter        int
 	ejectTime         time.Duration
 	health            time.Duration
@@ -53,12 +55,13 @@ func newRouter(g *globals) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&r.listen, "listen", "127.0.0.1:8080", "address to serve on")
-	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT, then any of ,zone=NAME and ,model=NAME (repeat for more)")
-	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL, then any of ,zone=NAME and ,model=NAME (repeat for more)")
+	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT (URL,kind=vllm without), then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
+	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL, then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
 	f.DurationVar(&r.timeout, "request-timeout", 300*time.Second, "default deadline of a request")
 	f.DurationVar(&r.max, "max-request-timeout", time.Hour, "largest deadline a client may ask for")
 	f.DurationVar(&r.firstByte, "first-byte-timeout", 0, "longest wait for a stream's first event; then another pair is tried (0: only the deadline)")
 	f.DurationVar(&r.gap, "inter-token-timeout", 0, "longest silence of a stream that has begun; comments do not break it (0: only the deadline)")
+	f.BoolVar(&r.localFallback, "local-fallback", false, "when no prefill worker is left to try, have a decode worker that can compute the prompt itself")
 	f.IntVar(&r.ejectAfter, "eject-after", 3, "failures in a row that put a worker aside for a time (negative: never)")
 	f.DurationVar(&r.ejectTime, "eject-time", 5*time.Second, "how long for, the first time; it doubles up to 16 times that")
 	f.DurationVar(&r.health, "health-interval", time.Second, "time between health probes of a worker")
@@ -81,13 +84,15 @@ func setAttrs(b *router.Backend, flag, attrs string) error {
 	for attr := range strings.SplitSeq(attrs, ",") {
 		switch key, value, _ := strings.Cut(attr, "="); {
 		case value == "":
-			return usagef("%s: %q: want zone=NAME or model=NAME", flag, attr)
+			return usagef("%s: %q: want zone=NAME, model=NAME or kind=baton, sglang, vllm or plain", flag, attr)
+		case key == "kind":
+			b.Kind = router.Kind(value) // New refuses what it does not know
 		case key == "zone":
 			b.Zone = value
 		case key == "model":
 			b.Models = append(b.Models, value)
 		default:
-			return usagef("%s: a worker has no %q: want zone=NAME or model=NAME", flag, key)
+			return usagef("%s: a worker has no %q: want zone=NAME, model=NAME or kind=baton, sglang, vllm or plain", flag, key)
 		}
 	}
 	return nil
@@ -115,6 +120,13 @@ func parsePrefill(s string) (router.Backend, error) {
 	if !ok || err != nil || u.Host == "" {
 		return router.Backend{}, usagef("--prefill %q: want URL,BOOTSTRAP_PORT, for example http://10.0.0.5:8081,8998", s)
 	}
+	if strings.Contains(boot, "=") { // vLLM's workers need no bootstrap port
+		b := router.Backend{URL: strings.TrimRight(addr, "/")}
+		if err = setAttrs(&b, "--prefill", rest); err == nil && b.Kind != router.KindVLLM {
+			err = usagef("--prefill %q: a bootstrap port is needed, unless kind=vllm", s)
+		}
+		return b, err
+	}
 	host, port := u.Hostname(), boot
 	if h, p, err := net.SplitHostPort(boot); err == nil {
 		host, port = h, p
@@ -133,7 +145,7 @@ func parsePrefill(s string) (router.Backend, error) {
 func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
 	c := router.Config{
 		Policy: r.policy, PrefillPolicy: r.prefillPolicy, DecodePolicy: r.decodePolicy, SessionHeader: r.sessionHeader,
-		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, InterTokenTimeout: r.gap, EjectAfter: r.ejectAfter, EjectTime: r.ejectTime, HealthInterval: r.health,
+		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, InterTokenTimeout: r.gap, LocalFallback: r.localFallback, EjectAfter: r.ejectAfter, EjectTime: r.ejectTime, HealthInterval: r.health,
 		MaxBody: int64(r.maxBodyMiB) << 20, MaxInflight: r.maxInflight, Log: log, Registerer: reg, Gatherer: reg, Version: version,
 	}
 	if c.MaxQueue = r.maxQueue; c.MaxQueue == 0 {
@@ -153,8 +165,9 @@ func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router
 		}
 		c.Decodes = append(c.Decodes, b)
 	}
-	if len(c.Prefills) == 0 || len(c.Decodes) == 0 {
-		return c, usagef("at least one --prefill and one --decode worker are needed")
+	alone := r.localFallback || !slices.ContainsFunc(c.Decodes, func(b router.Backend) bool { return b.Kind != router.KindPlain })
+	if len(c.Prefills) == 0 && !alone || len(c.Decodes) == 0 {
+		return c, usagef("at least one --prefill and one --decode worker are needed, or decode workers that serve alone: kind=plain, or --local-fallback")
 	}
 	return c, nil
 }

@@ -79,6 +79,10 @@ type workerView struct {
 	Seconds   float64 `json:"seconds_in_state"`
 	Reason    string  `json:"reason,omitempty"`
 	Inflight  int64   `json:"inflight"`
+	ID        string  `json:"id"`
+	// Draining: it gets no new requests. Sources are where it is listed; one that is listed nowhere goes when it is idle.
+	Draining bool     `json:"draining"`
+	Sources  []string `json:"sources"`
 }
 
 func (w *worker) view() workerView {
@@ -92,14 +96,6 @@ func (w *worker) view() workerView {
 		v.Bootstrap = fmt.Sprintf("%s:%d", w.bootHost, w.bootPort)
 	}
 	return v
-}
-
-func (r *Router) views() []workerView {
-	out := []workerView{}
-	for _, w := range r.all() {
-		out = append(out, w.view())
-	}
-	return out
 }
 
 func (r *Router) listWorkers(w http.ResponseWriter, _ *http.Request) {

@@ -14,9 +14,11 @@ import (
 type fleet struct {
 	// set is the present workers, read as a whole and never changed in place: whoever adds or removes one
 	// swaps in another slice. A worker that is no longer there may still have attempts.
-	set  atomic.Pointer[[]*worker]
-	turn atomic.Uint32 // of pick
-	most int64         // legs a worker at a time; 0: no limit
+	set atomic.Pointer[[]*worker]
+	// leaving are the workers that finish what they have, for the words of errors.
+	leaving atomic.Pointer[[]*worker]
+	turn    atomic.Uint32 // of pick
+	most    int64         // legs a worker at a time; 0: no limit
 
 	// mu makes the choice of a worker and its count one step, so that requests that come together
 	// do not all see the same worker idle. Taken under the queue's lock, never the other way round.
@@ -155,12 +157,17 @@ func (f *fleet) ready() int {
 // why tells the state of every worker, for the error when none is usable.
 func (f *fleet) why() string {
 	workers := f.workers()
-	if len(workers) == 0 {
-		return "there is none"
-	}
 	all := make([]string, 0, len(workers))
 	for _, w := range workers {
 		all = append(all, w.name+" ("+w.why()+")")
+	}
+	if gone := f.leaving.Load(); gone != nil {
+		for _, w := range *gone {
+			all = append(all, w.name+" (draining)")
+		}
+	}
+	if len(all) == 0 {
+		return "there is none"
 	}
 	return strings.Join(all, "; ")
 }
@@ -225,6 +232,7 @@ func (r *Router) choose(c *call, avoid map[*worker]bool, last blame) (p, d *work
 	for _, w := range []*worker{pc.w, dc.w} {
 		if w != nil {
 			w.inflight.Add(-1) // nobody else could have been let in meanwhile: see acquire
+			r.rested(w)
 		}
 	}
 	return nil, nil, missing

@@ -40,7 +40,11 @@ type Backend struct {
 // Config of a [Router]. Zero values take the defaults in brackets.
 type Config struct {
 	Prefills, Decodes []Backend
-	Policy            string // of both legs [PolicyLeastInflight]
+	// Dynamic: workers may come later, by SetWorkers or the API; none at first is no error.
+	Dynamic bool
+	// AdminToken is what changes of the fleet by /workers must carry as "Authorization: Bearer" ["": they are refused].
+	AdminToken string
+	Policy     string // of both legs [PolicyLeastInflight]
 	// PrefillPolicy and DecodePolicy are the policies of the legs [Policy], see package policy.
 	PrefillPolicy, DecodePolicy string
 	PolicyOptions               policy.Options
@@ -160,7 +164,7 @@ func (c Config) validate() error {
 	if needsPrefill {
 		needsPrefill = slices.ContainsFunc(c.Decodes, func(b Backend) bool { return b.Kind != KindPlain })
 	}
-	if len(c.Decodes) == 0 || len(c.Prefills) == 0 && needsPrefill {
+	if !c.Dynamic && (len(c.Decodes) == 0 || len(c.Prefills) == 0 && needsPrefill) {
 		return errors.New("router: at least one prefill and one decode worker are needed; plain servers alone will do")
 	}
 	for _, name := range []string{c.Policy, c.PrefillPolicy, c.DecodePolicy} {

@@ -78,5 +78,6 @@ func (r *Router) abortAt(w *worker, rid string, room uint64) {
 		}
 	case <-ctx.Done():
 	}
+	r.rested(w) // it may have left, and nobody else closes the connection
 	r.m.releases.WithLabelValues(w.side.String(), result).Inc()
 }

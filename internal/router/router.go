@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,7 +21,9 @@ import (
 type Router struct {
 	cfg               Config
 	prefills, decodes fleet
+	roster            roster
 	m                 *metrics
+	fm                *fleetMetrics
 	started           time.Time
 	handler           http.Handler
 
@@ -45,39 +46,23 @@ func New(c Config) (*Router, error) {
 		return nil, err
 	}
 	r := &Router{cfg: c, started: time.Now(), releases: make(chan struct{}, releaseAtOnce), live: calls{byName: map[string]*call{}}}
+	r.roster.stale, r.roster.idle = map[string]string{}, make(chan struct{}, 1)
 	if err := r.newPolicies(); err != nil {
 		return nil, err
-	}
-	seen := map[string]bool{}
-	for _, leg := range []struct {
-		fleet *fleet
-		side  room.Side
-		from  []Backend
-	}{{&r.prefills, room.SideSender, c.Prefills}, {&r.decodes, room.SideReceiver, c.Decodes}} {
-		workers := make([]*worker, 0, len(leg.from))
-		for _, b := range leg.from {
-			w, err := r.newWorker(b, leg.side)
-			if err != nil {
-				return nil, err
-			}
-			if key := leg.side.String() + " " + w.base.Host; seen[key] {
-				return nil, fmt.Errorf("router: %s worker %s is given twice", leg.side, w.name)
-			} else {
-				seen[key] = true
-			}
-			workers = append(workers, w)
-		}
-		r.replace(leg.fleet, workers)
 	}
 	var err error
 	if r.m, err = newMetrics(r, c.Registerer); err != nil {
 		return nil, fmt.Errorf("router: register metrics: %w", err)
 	}
+	if r.fm, err = newFleetMetrics(r, c.Registerer); err != nil {
+		return nil, fmt.Errorf("router: register metrics: %w", err)
+	}
 	r.handler = r.routes()
 	r.base, r.stop = context.WithCancelCause(context.Background())
-	for _, w := range r.all() {
-		r.group.spawn(func() { w.watch(r.base, c.HealthInterval, c.HealthTimeout) })
+	if err := r.SetWorkers(SourceStatic, c.Prefills, c.Decodes); err != nil {
+		return nil, err
 	}
+	r.group.spawn(func() { r.keepFleet(r.base) })
 	return r, nil
 }
 
@@ -109,7 +94,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 	}
 	w := &worker{
 		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(),
-		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad, freed: r.queue.Kick,
+		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad,
 		rt: &http.Transport{
 			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,
 			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second,
@@ -130,6 +115,10 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 		w.fixed = true
 		w.nature.Store(&nature{kind: b.Kind, local: b.Kind == KindBaton})
 	}
+	w.freed = func() {
+		r.queue.Kick()
+		r.rested(w)
+	}
 	return w, nil
 }
 
@@ -137,11 +126,6 @@ func http1() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
 	return p
-}
-
-// all lists every worker, prefill first.
-func (r *Router) all() []*worker {
-	return slices.Concat(r.prefills.workers(), r.decodes.workers())
 }
 
 // Handler serves the router's HTTP side.
@@ -171,7 +155,7 @@ func (r *Router) routes() http.Handler {
 		"/get_model_info":  {http.MethodGet: r.relay("/model_info")},
 		"/server_info":     {http.MethodGet: r.serverInfo},
 		"/get_server_info": {http.MethodGet: r.serverInfo},
-		"/workers":         {http.MethodGet: r.listWorkers},
+		"/workers":         {http.MethodGet: r.listWorkers, http.MethodPost: r.addWorker},
 		"/version": {http.MethodGet: func(w http.ResponseWriter, _ *http.Request) {
 			writeJSON(w, http.StatusOK, map[string]string{"version": r.cfg.Version})
 		}},
@@ -195,6 +179,10 @@ func (r *Router) routes() http.Handler {
 	oneModel := route{http.MethodGet: func(w http.ResponseWriter, req *http.Request) { r.relay(req.URL.Path)(w, req) }}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		methods, known := table[strings.TrimSuffix(req.URL.Path, "/")]
+		if !known && strings.HasPrefix(req.URL.Path, "/workers/") {
+			r.changeWorker(w, req)
+			return
+		}
 		if !known && strings.HasPrefix(req.URL.Path, "/v1/models/") && !strings.Contains(req.URL.Path, "..") {
 			methods, known = oneModel, true
 		}

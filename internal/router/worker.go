@@ -79,6 +79,8 @@ type worker struct {
 	// state is a copy of status for choosing, written under mu.
 	state atomic.Uint32
 	kick  chan struct{} // asks for a probe now; buffered
+	// leaving: it gets no new requests. Written under the roster's lock.
+	leaving atomic.Bool
 
 	mu      sync.Mutex
 	since   time.Time // of the state

@@ -22,8 +22,9 @@ type Kind string
 const (
 	// KindDetect asks the worker, see [worker.detect].
 	KindDetect Kind = ""
-	// KindBaton and KindSGLang get a request on both legs at once, joined by bootstrap_host, _port and _room.
-	KindBaton  Kind = "baton"
+	// KindBaton gets a request on both legs at once, joined by bootstrap_host, _port and _room.
+	KindBaton Kind = "baton"
+	// KindSGLang is driven like KindBaton.
 	KindSGLang Kind = "sglang"
 	// KindVLLM is vLLM with its NIXL connector: prefill first, for one token; its kv_transfer_params go to decode.
 	KindVLLM Kind = "vllm"

@@ -1,6 +1,7 @@
 package sglang
 
 import (
+	"bytes"
 	"reflect"
 	"strings"
 	"sync"
@@ -310,19 +311,23 @@ func TestSGLangPrefillDies(t *testing.T) {
 		}
 		back(t, d, m, rooms...)
 		// Its pages are other people's now; nothing that it does when it goes on may reach them.
-		for i := range m.bytes {
-			m.bytes[i] = 0xee
-		}
+		m.mark()
 		p.signal(syscall.SIGCONT)
 		p.do("send", kw{"room": 31, "pages": []int{1, 2}})
 		p.wait(31, "Failed")
-		for i := range m.bytes {
-			if m.bytes[i] != 0xee {
-				t.Fatalf("byte %d was written after the fence", i)
-			}
-		}
+		m.untouched(t)
 	})
 	t.Run("continued", func(t *testing.T) { oneRoom(t, p, d, m, port, 40) })
+}
+
+// mark fills the whole memory, untouched sees that it is still so.
+func (m *Memory) mark() { copy(m.bytes, bytes.Repeat([]byte{0xee}, len(m.bytes))) }
+
+func (m *Memory) untouched(t *testing.T) {
+	t.Helper()
+	if n := len(m.bytes) - bytes.Count(m.bytes, []byte{0xee}); n != 0 {
+		t.Fatalf("%d bytes were written after the fence", n)
+	}
 }
 
 // oneRoom shows that a pair works.
@@ -420,6 +425,15 @@ func TestAbortsAtSGLangPrefill(t *testing.T) {
 			}
 		}
 		back(t, d, m, rooms...)
+	})
+	t.Run("by the prefill, before it knows the decode", func(t *testing.T) {
+		p.sender(43, 2, 1)
+		p.do("abort", kw{"room": 43})
+		r := open(t, d, OpenReceive{Room: 43, Addr: loopback(port), Pages: 2, Deadline: time.Now().Add(time.Second)})
+		if err := ended(t, r.Done(), r.Err); causeCode(err) != room.CodeDeadline {
+			t.Error(err)
+		}
+		back(t, d, m, r)
 	})
 	t.Run("a room's number again", func(t *testing.T) {
 		for range 3 {
@@ -552,4 +566,65 @@ func TestUnackedAbortRetiresItsLink(t *testing.T) {
 	if s := d.Stats(); s.LinksStarted != 2 || s.LinksEnded != 1 {
 		t.Errorf("%+v", s)
 	}
+}
+
+// TestFenceUnderWrite: the real prefill's write is on its way, and stuck, when the link is fenced. It gets an error, and not a byte of it
+// comes to pages that are somebody else's by then.
+func TestFenceUnderWrite(t *testing.T) {
+	t.Parallel()
+	port := freePort(t)
+	l := peerLayout()
+	l.ItemLen = 1 << 18 // 40 MiB in all, more than sockets take
+	p := startPeer(t, "prefill", port, "--item-len", "262144", "--deferred")
+	d, m := newDecode(t, l, func(c *DecodeConfig) { c.AckTimeout = 300 * time.Millisecond })
+	src := scattered(40, 64)
+	p.do("fill", kw{"pages": src, "seed": 7})
+	p.sender(10, 40, 1)
+	r := open(t, d, OpenReceive{Room: 10, Addr: loopback(port), Pages: 40})
+	p.wait(10, "WaitingForInput")
+	if err := syscall.Kill(r.link.agent.Pid(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	p.send(10, 1, src)
+	p.wait(10, "Transferring")
+	r.Cancel(&room.Cause{Code: room.CodeClientGone, Detail: "the client is gone"})
+	p.wait(10, "Failed")
+	r.Release()
+	if s := m.SlotStats(); s.Quarantine != 40 {
+		t.Errorf("%+v", s)
+	}
+	back(t, d, m)
+	if s := m.SlotStats(); s.FreedFenced != 40 {
+		t.Errorf("pages came back by another proof: %+v", s)
+	}
+	m.mark()
+	<-time.After(500 * time.Millisecond) // what was on its way would come now
+	m.untouched(t)
+	p.do("clear", kw{"room": 10})
+	eventually(t, "the real prefill is free again", func() bool { return p.log.has("transport error") || p.log.has("Unexpected transfer worker error") })
+}
+
+// TestSGLangDecodeLosesBootstrap: the real decode misses heartbeats and gives its rooms up; Baton's prefill hears of it and acks.
+func TestSGLangDecodeLosesBootstrap(t *testing.T) {
+	t.Parallel()
+	peerFiles(t)
+	p, _, _ := newPrefill(t, peerLayout(), nil)
+	b := NewBootstrap()
+	if err := b.Register(p.Route()); err != nil {
+		t.Fatal(err)
+	}
+	port, stop := serveBootstrap(t, b, 0)
+	d := startPeer(t, "decode", port, "--deferred")
+	s := openSend(t, p, OpenSend{Room: 7, Chunks: []int{1, 1}})
+	d.receiver(7, []int{1, 2}, 1)
+	granted(t, s)
+	s.Send(0, []int{1})
+	stop()
+	d.wait(7, "Failed")
+	d.do("abort", kw{"room": 7}) // what its scheduler does with a failed room
+	if err := ended(t, s.Done(), s.Err); causeCode(err) != room.CodeAborted {
+		t.Error(err)
+	}
+	eventually(t, "the ack", func() bool { return d.do("abort_safe", kw{"room": 7}).Safe })
+	s.Release()
 }

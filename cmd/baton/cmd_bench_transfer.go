@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strconv"
@@ -38,7 +39,7 @@ func newBenchTransfer() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	f := c.Flags()
-	f.StringSliceVar(&b.transports, "transports", []string{"tcp", "shm", "memcpy"}, "what to measure, in turn: tcp, shm, memcpy (one thread in one process)")
+	f.StringSliceVar(&b.transports, "transports", []string{"tcp", "shm", "memcpy"}, "what to measure, in turn: tcp, shm, nixl, nixl-tcp (UCX_TLS=tcp), memcpy (one thread in one process)")
 	f.IntSliceVar(&b.work.Blocks, "blocks", []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20}, "block sizes in bytes")
 	f.IntVar(&b.work.Rooms, "rooms", 1, "rooms at a time")
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
@@ -221,7 +222,13 @@ func benchTransport(name string) (transfer.Transport, error) {
 		return tcp.New(tcp.Config{}), nil
 	case "shm":
 		return shm.New(shm.Config{}), nil
+	case "nixl", "nixl-tcp":
+		n := nixlFlags{backend: "UCX", memory: "DRAM"}
+		if name == "nixl-tcp" {
+			n.tls = "tcp"
+		}
+		return n.open("", "127.0.0.1:0", "", slog.New(slog.DiscardHandler))
 	default:
-		return nil, usagef("--transports %q: use tcp, shm or memcpy", name)
+		return nil, usagef("--transports %q: use tcp, shm, nixl, nixl-tcp or memcpy", name)
 	}
 }

@@ -16,6 +16,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"negative limit":   {Queue: -1},
 		"small frame":      {FrameBytes: 100},
 		"large frame":      {FrameBytes: maxFrame + 1},
+		"small buffer":     {ReceiveBuffer: 1000},
 	} {
 		tr := New(c)
 		if _, err := tr.Listen(transfer.Memory{FD: -1}, newSink()); err == nil {

@@ -16,6 +16,9 @@ const (
 	// bufBytes is the read buffer of a connection: headers and tables are parsed in
 	// it. Payload comes through it only where it arrived together with a header.
 	bufBytes = 64 << 10
+	// Behind more than smallRead bytes of payload only tailBytes are read into the buffer: enough for
+	// the next header and a short table, little of the next payload, which would be copied twice.
+	smallRead, tailBytes = 32 << 10, 1 << 10
 	// maxStore bounds one store under a grant's lock in bytes, and so the time that
 	// Revoke waits: well below a millisecond.
 	maxStore = 1 << 20
@@ -63,7 +66,7 @@ type inWrite struct {
 }
 
 func newConn(t *target, tcp *net.TCPConn) (*conn, error) {
-	if err := tune(tcp, t.tr.cfg.UserTimeout); err != nil {
+	if err := tune(tcp, t.tr.cfg.UserTimeout, option{unix.SOL_SOCKET, unix.SO_RCVBUF, t.tr.cfg.ReceiveBuffer}); err != nil {
 		return nil, err
 	}
 	raw, err := tcp.SyscallConn()
@@ -156,7 +159,7 @@ func (c *conn) openFrame(h *header) error {
 func (c *conn) table(w *inWrite, h *header) error {
 	var sum uint64
 	for left := h.segments * entryLen; left > 0; {
-		if err := c.fill(min(left, entryLen)); err != nil {
+		if err := c.fillTo(min(left, entryLen), min(left+h.notifyN, bufBytes)); err != nil {
 			return err
 		}
 		n := min(left, c.w-c.r) / entryLen * entryLen
@@ -245,95 +248,18 @@ func (c *conn) discard(n uint64) (uint64, error) {
 	return got, nil
 }
 
-// storeBuffered copies what is in the buffer to its place, at most n bytes. 0 if the grant
-// is revoked.
-func (c *conn) storeBuffered(w *inWrite, n uint64) uint64 {
-	src := c.buf[c.r:c.w]
-	src = src[:min(n, uint64(len(src)))]
-	g := w.grant
-	g.mu.Lock()
-	revoked := g.revoked
-	got := 0
-	for !revoked && got < len(src) {
-		k := copy(c.place(w, uint64(len(src)-got)), src[got:])
-		got += k
-		w.skip(uint64(k))
-	}
-	g.mu.Unlock()
-	if revoked {
-		c.refuse(w, codeGrant)
-	}
-	c.r += got
-	return uint64(got)
-}
-
-// storeDirect reads from the socket into the granted pages, at most n bytes, and into
-// the buffer what has arrived behind them. 0 if the grant is revoked.
-func (c *conn) storeDirect(w *inWrite, n uint64) (uint64, error) {
-	n = min(n, maxStore)
-	c.iov = c.iov[:0]
-	var want uint64
-	seg, off := w.seg, w.off
-	for want < n && len(c.iov) < maxIovecs-1 {
-		dst := c.place(w, n-want)
-		c.iov = addVec(c.iov, dst)
-		want += uint64(len(dst))
-		w.skip(uint64(len(dst)))
-	}
-	w.seg, w.off = seg, off
-	c.r, c.w = 0, 0
-	if want == n { // the next header may come with the last bytes
-		c.iov = addVec(c.iov, c.buf)
-	}
-	if err := c.read(w.grant); err != nil {
-		return 0, err
-	}
-	if c.fenced {
-		c.refuse(w, codeGrant)
-		return 0, nil
-	}
-	got := min(uint64(c.n), want)
-	c.w = c.n - int(got)
-	w.skip(got)
-	return got, nil
-}
-
-// place is the memory at w's cursor, at most n bytes, never empty. The table was checked
-// against the grant.
-func (c *conn) place(w *inWrite, n uint64) []byte {
-	w.settle()
-	s := w.table[w.seg]
-	at := s.Off + w.off
-	return c.t.mem[at : at+min(n, s.Len-w.off)]
-}
-
-// skip moves the cursor over n bytes.
-func (w *inWrite) skip(n uint64) {
-	for n > 0 {
-		w.settle()
-		k := min(n, w.table[w.seg].Len-w.off)
-		w.off += k
-		n -= k
-	}
-}
-
-// settle moves the cursor from the end of a segment to the next one that is not empty.
-// There is one: payload is left, and the table adds up to the payload.
-func (w *inWrite) settle() {
-	for w.off == w.table[w.seg].Len {
-		w.seg, w.off = w.seg+1, 0
-	}
-}
-
 // fill makes at least n bytes (n <= bufBytes) available in the buffer.
-func (c *conn) fill(n int) error {
+func (c *conn) fill(n int) error { return c.fillTo(n, bufBytes) }
+
+// fillTo is fill that leaves what is behind the first most bytes in the socket.
+func (c *conn) fillTo(n, most int) error {
 	if c.w-c.r >= n {
 		return nil
 	}
 	c.w = copy(c.buf, c.buf[c.r:c.w])
 	c.r = 0
 	for c.w < n {
-		c.iov = addVec(c.iov[:0], c.buf[c.w:])
+		c.iov = addVec(c.iov[:0], c.buf[c.w:most])
 		if err := c.read(nil); err != nil {
 			return err
 		}

@@ -26,6 +26,8 @@ const (
 
 	// maxSegments is the largest segment table: 16,384 blocks, 256 KiB of table.
 	maxSegments = 16384
+	// inlineBytes is the longest write that Post sends itself, if the socket takes it at once.
+	inlineBytes = 64 << 10
 	// maxFrame bounds the payload of one frame in bytes.
 	maxFrame = 16 << 20
 	// maxOpen is how many writes of one connection may be under way at once. It

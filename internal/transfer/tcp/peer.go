@@ -15,7 +15,8 @@ import (
 
 // peer is the source's end of one connection. Two goroutines: send owns the
 // segments of queued writes and settles everything at the end; receive reads
-// the answers.
+// the answers. A poster whose small write is the only one sends it itself, as far as the
+// socket takes it at once.
 type peer struct {
 	tr  *Transport
 	tcp *net.TCPConn
@@ -27,16 +28,17 @@ type peer struct {
 	err  error         // set before down is closed; what left-over writes get
 	down chan struct{} // closed by fail
 
-	// Owned by send.
+	// Owned by who has the queue's turn: send or, in Post, a poster.
 	head       []byte // header, table and notification of the frame being sent
 	iov        []unix.Iovec
 	rest       []unix.Iovec // of iov, not yet written
 	errno      syscall.Errno
 	writeReady func(fd uintptr) bool
+	writeOnce  func(fd uintptr) bool // does not wait
 }
 
 func newPeer(tr *Transport, tcp *net.TCPConn) (*peer, error) {
-	if err := tune(tcp, tr.cfg.UserTimeout); err != nil {
+	if err := tune(tcp, tr.cfg.UserTimeout, option{unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes}); err != nil {
 		return nil, err
 	}
 	raw, err := tcp.SyscallConn()
@@ -50,6 +52,7 @@ func newPeer(tr *Transport, tcp *net.TCPConn) (*peer, error) {
 		iov:  make([]unix.Iovec, 0, maxIovecs),
 	}
 	p.writeReady = p.tryWrite
+	p.writeOnce = func(fd uintptr) bool { p.tryWrite(fd); return true }
 	p.wg.Go(p.send)
 	p.wg.Go(p.receive)
 	return p, nil
@@ -59,7 +62,24 @@ func newPeer(tr *Transport, tcp *net.TCPConn) (*peer, error) {
 func (p *peer) Kind() string { return p.tr.Kind() }
 
 // Post implements [transfer.Peer].
-func (p *peer) Post(w transfer.Write) error { return p.q.Post(w) }
+func (p *peer) Post(w transfer.Write) error {
+	it, err := p.q.PostNow(w, uint64(min(inlineBytes, p.tr.cfg.FrameBytes)))
+	if it != nil {
+		p.sendNow(it)
+	}
+	return err
+}
+
+// sendNow sends all of it, or hands it and what is left of the frame to send.
+func (p *peer) sendNow(it *postq.Item) {
+	p.build(it)
+	if it.Sent == it.Total && p.raw.Write(p.writeOnce) == nil && p.errno == 0 && len(p.rest) == 0 {
+		clear(p.iov)
+		_ = p.q.Return(it, true) // an error is only of a part
+		return
+	}
+	p.q.Hand(it)
+}
 
 // Down implements [transfer.Peer].
 func (p *peer) Down() <-chan struct{} { return p.down }
@@ -108,25 +128,31 @@ func (p *peer) send() {
 			p.q.Drain(p.err)
 			return
 		}
-		if err := p.q.Answered(it); err != nil {
-			// Refused while its payload was still going out.
-			if it.Sent < it.Total {
-				p.frame(it, kindAbandon, 0)
+		if len(p.rest) == 0 { // else a poster has begun a frame
+			if err := p.q.Answered(it); err != nil {
+				p.abandon(it, err)
+				continue
 			}
-			werr := p.write()
-			p.q.Refuse(it, err)
-			if werr != nil {
-				p.fail(werr)
-			}
-			continue
+			p.build(it)
 		}
-		p.build(it)
 		if err := p.write(); err != nil {
 			p.fail(fmt.Errorf("tcp: send: %w", err))
 		}
 		if err := p.q.Return(it, it.Sent == it.Total); err != nil {
 			p.fail(fmt.Errorf("tcp: %w", err))
 		}
+	}
+}
+
+// abandon ends an item that was refused with verdict while its payload was still going out.
+func (p *peer) abandon(it *postq.Item, verdict error) {
+	if it.Sent < it.Total {
+		p.frame(it, kindAbandon, 0)
+	}
+	err := p.write()
+	p.q.Refuse(it, verdict)
+	if err != nil {
+		p.fail(err)
 	}
 }
 
@@ -140,6 +166,7 @@ func (p *peer) build(it *postq.Item) {
 	p.iov = append(p.iov[:0], unix.Iovec{}) // of the head, filled in by frame
 	budget := p.tr.cfg.FrameBytes
 	var n uint64
+	var run []byte // the last piece: segments that follow each other are one
 	for it.Seg < len(it.Segments) && budget > 0 && len(p.iov) < maxIovecs {
 		src := it.Segments[it.Seg].Src[it.Off:]
 		if len(src) > budget {
@@ -148,7 +175,13 @@ func (p *peer) build(it *postq.Item) {
 		} else {
 			it.Seg, it.Off = it.Seg+1, 0
 		}
-		p.iov = addVec(p.iov, src)
+		if follows(run, src) {
+			run = run[:len(run)+len(src)]
+			p.iov[len(p.iov)-1] = vec(run)
+		} else if len(src) > 0 {
+			run = src
+			p.iov = append(p.iov, vec(run))
+		}
 		budget -= len(src)
 		n += uint64(len(src))
 	}

@@ -1,12 +1,17 @@
 package tcp
 
 import (
+	"bytes"
 	"errors"
+	"math/rand/v2"
+	"net"
 	"os"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -189,5 +194,93 @@ func BenchmarkWrite(b *testing.B) {
 	}
 	for range cap(free) {
 		free <- struct{}{}
+	}
+}
+
+// TestRunsOfSegmentsAreStoredExactly: segments that follow each other on one side, both or none, some
+// longer than a frame, some empty, some shorter than their array.
+func TestRunsOfSegmentsAreStoredExactly(t *testing.T) {
+	const size = 1 << 20
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for round := range 20 {
+		p := listen(t, Config{FrameBytes: 64 << 10}, size)
+		p.allow(t, 1, transfer.Span{Off: 0, Len: size})
+		src := make([]byte, size)
+		for i := range src {
+			src[i] = byte(rnd.Uint32()) | 1 // never what the memory holds
+		}
+		want := make([]byte, size)
+		var segs []transfer.Segment
+		for at, from := 0, 0; at < size-200<<10 && from < size-200<<10; {
+			n := []int{0, 1, 4096, 5000, 150 << 10}[rnd.IntN(5)]
+			s := src[from : from+n]
+			if rnd.IntN(3) == 0 {
+				s = src[from : from+n : from+n]
+			}
+			segs = append(segs, transfer.Segment{Off: uint64(at), Src: s})
+			copy(want[at:], s)
+			at, from = at+n+rnd.IntN(2)*100, from+n+rnd.IntN(2)*50
+		}
+		peer := p.dial(t)
+		if err := recv(t, post(t, peer, transfer.Write{Grant: 1, Key: testKey, Segments: segs}), "verdict"); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(p.mem, want) {
+			t.Fatalf("round %d: wrong bytes", round)
+		}
+	}
+}
+
+// TestAllocationsDoNotGrowWithSegments.
+func TestAllocationsDoNotGrowWithSegments(t *testing.T) {
+	perWrite := func(blocks int) float64 {
+		p := listen(t, Config{}, blocks*4096)
+		p.allow(t, 1, transfer.Span{Off: 0, Len: uint64(blocks * 4096)})
+		peer := p.dial(t)
+		segs := make([]transfer.Segment, blocks)
+		for i := range segs {
+			segs[i] = transfer.Segment{Off: uint64(i * 4096), Src: make([]byte, 4096)}
+		}
+		done := make(chan error, 1)
+		w := transfer.Write{Grant: 1, Key: testKey, Segments: segs, Done: func(err error) { done <- err }}
+		return testing.AllocsPerRun(50, func() {
+			if err := peer.Post(w); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if one, many := perWrite(1), perWrite(2048); many > one+4 {
+		t.Errorf("%v allocations for 1 segment, %v for 2048", one, many)
+	}
+}
+
+// TestKernelHoldsLittle: what waits in the kernels of both ends is bounded, so that a long write is
+// not far ahead of a short one.
+func TestKernelHoldsLittle(t *testing.T) {
+	p := listen(t, Config{ReceiveBuffer: 100 << 10}, 4096)
+	pe := p.dial(t).(*peer)
+	get := func(c *net.TCPConn, level, name int) (v int) {
+		rc, err := c.SyscallConn()
+		if err == nil {
+			err = rc.Control(func(fd uintptr) { v, _ = unix.GetsockoptInt(int(fd), level, name) })
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	if v := get(pe.tcp, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT); v != unsentBytes {
+		t.Errorf("source keeps %d unsent bytes", v)
+	}
+	tg := p.tgt.(*target)
+	tg.mu.Lock()
+	defer tg.mu.Unlock()
+	for c := range tg.sessions[1].conns {
+		if v := get(c.tcp, unix.SOL_SOCKET, unix.SO_RCVBUF); v != 200<<10 { // the kernel doubles it
+			t.Errorf("target's buffer has %d bytes", v)
+		}
 	}
 }

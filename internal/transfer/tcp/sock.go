@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"net"
 	"syscall"
 	"time"
@@ -19,6 +20,11 @@ func addVec(iov []unix.Iovec, b []byte) []unix.Iovec {
 		return iov
 	}
 	return append(iov, vec(b))
+}
+
+// follows reports whether next begins where run ends, in the same array.
+func follows(run, next []byte) bool {
+	return len(next) > 0 && cap(run)-len(run) >= len(next) && &run[:len(run)+1][len(run)] == &next[0]
 }
 
 func vec(b []byte) unix.Iovec {
@@ -67,8 +73,15 @@ func vecIO(trap, fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
 	}
 }
 
-// tune sets what both ends of a connection need to notice a vanished host.
-func tune(c *net.TCPConn, userTimeout time.Duration) error {
+// unsentBytes is how much the source's kernel takes of what it cannot send yet. More would
+// only wait there, in front of a short write of another room.
+const unsentBytes = 128 << 10
+
+// option is a socket option.
+type option struct{ level, name, value int }
+
+// tune sets what both ends of a connection need to notice a vanished host, and one more option.
+func tune(c *net.TCPConn, userTimeout time.Duration, more option) error {
 	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}); err != nil {
 		return err
 	}
@@ -78,7 +91,9 @@ func tune(c *net.TCPConn, userTimeout time.Duration) error {
 	}
 	var opt error
 	if err := rc.Control(func(fd uintptr) {
-		opt = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+		opt = errors.Join(
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds())),
+			unix.SetsockoptInt(int(fd), more.level, more.name, more.value))
 	}); err != nil {
 		return err
 	}

@@ -34,8 +34,12 @@ type Config struct {
 	// Queue is how many writes a Peer takes before ErrBusy. Default 1024.
 	Queue int
 	// FrameBytes is how much payload a write sends before it is the next room's
-	// turn, 4 KiB to 16 MiB. Default 1 MiB.
+	// turn, 4 KiB to 16 MiB. Default 256 KiB.
 	FrameBytes int
+	// ReceiveBuffer is how many bytes the target's kernel may hold of a connection, at least 64 KiB. What
+	// it holds of a long write is before a short one of another room, so it bounds the delay; it also
+	// bounds the rate, to ReceiveBuffer a round trip. The kernel's rmem_max caps it. Default 1 MiB.
+	ReceiveBuffer int
 }
 
 // withDefaults returns a filled copy, or says what is wrong.
@@ -54,7 +58,8 @@ func (c Config) withDefaults() (Config, error) {
 	setInt(&c.MaxHalfOpen, 64)
 	setInt(&c.MaxConns, 16)
 	setInt(&c.Queue, 1024)
-	setInt(&c.FrameBytes, 1<<20)
+	setInt(&c.FrameBytes, 256<<10)
+	setInt(&c.ReceiveBuffer, 1<<20)
 	if c.Handshake == 0 {
 		c.Handshake = 5 * time.Second
 	}
@@ -68,6 +73,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("tcp: config: limits must be positive")
 	case c.FrameBytes < 4096, c.FrameBytes > maxFrame:
 		return c, fmt.Errorf("tcp: config: FrameBytes %d is not between 4096 and %d", c.FrameBytes, maxFrame)
+	case c.ReceiveBuffer < 64<<10:
+		return c, fmt.Errorf("tcp: config: ReceiveBuffer %d is less than 65536", c.ReceiveBuffer)
 	}
 	return c, nil
 }

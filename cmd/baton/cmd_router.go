@@ -44,6 +44,7 @@ type routerFlags struct {
 	sessionHeader     string
 	prefixMiB         int
 	grace             time.Duration
+	fleet             fleetFlags
 }
 
 func newRouter(g *globals) *cobra.Command {
@@ -54,6 +55,7 @@ func newRouter(g *globals) *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return r.run(cmd.Context(), g) },
 	}
 	f := c.Flags()
+	r.fleet.addTo(f)
 	f.StringVar(&r.listen, "listen", "127.0.0.1:8080", "address to serve on")
 	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT (URL,kind=vllm without), then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
 	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL, then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
@@ -166,10 +168,13 @@ func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router
 		c.Decodes = append(c.Decodes, b)
 	}
 	alone := r.localFallback || !slices.ContainsFunc(c.Decodes, func(b router.Backend) bool { return b.Kind != router.KindPlain })
-	if len(c.Prefills) == 0 && !alone || len(c.Decodes) == 0 {
-		return c, usagef("at least one --prefill and one --decode worker are needed, or decode workers that serve alone: kind=plain, or --local-fallback")
+	c.Dynamic = r.fleet.named()
+	if !c.Dynamic && (len(c.Prefills) == 0 && !alone || len(c.Decodes) == 0) {
+		return c, usagef("at least one --prefill and one --decode worker are needed, or decode workers that serve alone: kind=plain, or --local-fallback; or a source of workers: --workers-file, --workers-dns, --admin-token-file")
 	}
-	return c, nil
+	var err error
+	c.AdminToken, err = r.fleet.token()
+	return c, err
 }
 
 func (r *routerFlags) run(ctx context.Context, g *globals) error {
@@ -186,6 +191,10 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 	if err != nil {
 		return err
 	}
+	sources, err := r.fleet.sources()
+	if err != nil {
+		return err
+	}
 	l, err := net.Listen("tcp", r.listen)
 	if err != nil {
 		return usageError{fmt.Errorf("--listen: %w", err)}
@@ -194,6 +203,7 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 	if err != nil {
 		return errors.Join(usageError{err}, l.Close())
 	}
+	defer feed(ctx, rt, log, sources)()
 	srv := &http.Server{Handler: rt.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	served := make(chan error, 1)

@@ -33,6 +33,8 @@ type Worker struct {
 	// Zone is where the worker is; Models, if not empty, all the models it has. For the router's policies.
 	Zone   string   `json:"zone,omitempty"`
 	Models []string `json:"models,omitempty"`
+	// Kind is what its server is: baton, sglang, vllm, plain. [the router asks it]
+	Kind string `json:"kind,omitempty"`
 }
 
 // Check names the first thing wrong with w, and brings its URL to the form by which workers are told apart.
@@ -45,6 +47,11 @@ func (w *Worker) Check() error {
 		return fmt.Errorf("worker address: %w", err)
 	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.RawQuery != "" || u.User != nil:
 		return fmt.Errorf("worker address %.200q: want http://host:port", w.URL)
+	case !slices.Contains([]string{"", "baton", "sglang", "vllm", "plain"}, w.Kind):
+		return fmt.Errorf("worker %.200s: kind %.32q: want baton, sglang, vllm or plain", w.URL, w.Kind)
+	case w.Leg == LegPrefill && w.Kind == "plain":
+		return fmt.Errorf("worker %.200s: a plain server serves alone: list it with leg decode", w.URL)
+	case w.Leg == LegPrefill && w.Kind == "vllm" && w.BootstrapPort == 0: // it needs none
 	case w.Leg == LegPrefill && (w.BootstrapPort < 1 || w.BootstrapPort > 65535):
 		return fmt.Errorf("prefill worker %.200s: bootstrap port %d is not a port", w.URL, w.BootstrapPort)
 	}
@@ -112,7 +119,7 @@ func (c *changes) tell(set []Worker, err error) {
 func same(a, b Worker) bool {
 	models := slices.Equal(a.Models, b.Models)
 	a.Models, b.Models = nil, nil
-	return models && a.Leg == b.Leg && a.URL == b.URL && a.BootstrapHost == b.BootstrapHost && a.BootstrapPort == b.BootstrapPort && a.Zone == b.Zone
+	return models && a.Leg == b.Leg && a.URL == b.URL && a.BootstrapHost == b.BootstrapHost && a.BootstrapPort == b.BootstrapPort && a.Zone == b.Zone && a.Kind == b.Kind
 }
 
 // poll reports read's answer now and every interval.

@@ -159,6 +159,8 @@ func TestFileBehindSwappedLink(t *testing.T) {
 
 func TestParseFileRefuses(t *testing.T) {
 	for text, want := range map[string]string{
+		`{"workers":[{"leg":"decode","url":"http://a:1","kind":"x"}]}`:      `kind "x"`,
+		`{"workers":[{"leg":"prefill","url":"http://a:1","kind":"plain"}]}`: "serves alone",
 		"":                          "EOF",
 		"{}":                        `"workers" is missing`,
 		"[]":                        "not a list of workers",
@@ -181,7 +183,7 @@ func TestParseFileRefuses(t *testing.T) {
 func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(oneFile))
 	f.Add([]byte(twoFile))
-	f.Add([]byte(`{"workers":[{"leg":"decode","url":"http://[::1]:2","zone":"z","models":["m"]}]}`))
+	f.Add([]byte(`{"workers":[{"leg":"prefill","url":"http://a:1","kind":"vllm"},{"leg":"decode","url":"http://[::1]:2","zone":"z","models":["m"]}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		set, err := ParseFile(text)
 		if err != nil {

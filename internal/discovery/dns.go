@@ -30,11 +30,11 @@ type DNSConfig struct {
 	Port          int
 	Scheme        string // [http]
 	BootstrapPort int    // of each prefill worker
-	Zone          string
+	Zone, Kind    string
 }
 
 // ParseDNS reads "leg=prefill,host=NAME,port=8081,bootstrap-port=8998" or "leg=decode,srv=_http._tcp.NAME", with
-// scheme= and zone= as options.
+// scheme=, zone= and kind= as options.
 func ParseDNS(s string) (c DNSConfig, err error) {
 	for _, part := range strings.Split(s, ",") {
 		key, v, ok := strings.Cut(part, "=")
@@ -52,12 +52,14 @@ func ParseDNS(s string) (c DNSConfig, err error) {
 			c.Scheme = v
 		case "zone":
 			c.Zone = v
+		case "kind":
+			c.Kind = v
 		case "port":
 			c.Port, err = strconv.Atoi(v)
 		case "bootstrap-port":
 			c.BootstrapPort, err = strconv.Atoi(v)
 		default:
-			return c, fmt.Errorf("%.64q: want leg, host, srv, port, bootstrap-port, scheme or zone", key)
+			return c, fmt.Errorf("%.64q: want leg, host, srv, port, bootstrap-port, scheme, zone or kind", key)
 		}
 		if err != nil {
 			return c, fmt.Errorf("%s: %.64q is not a number", key, v)
@@ -84,7 +86,7 @@ func NewDNS(c DNSConfig, interval time.Duration, r Resolver) (*DNS, error) {
 		r = net.DefaultResolver
 	}
 	what := c.Host + c.SRV
-	probe := Worker{Leg: c.Leg, URL: c.Scheme + "://host:1", BootstrapPort: c.BootstrapPort}
+	probe := Worker{Leg: c.Leg, URL: c.Scheme + "://host:1", BootstrapPort: c.BootstrapPort, Kind: c.Kind}
 	switch {
 	case (c.Host == "") == (c.SRV == ""):
 		return nil, errors.New("dns: want either a host or an srv name")
@@ -132,7 +134,7 @@ func (d *DNS) read(ctx context.Context) ([]Worker, error) {
 	slices.Sort(at)
 	set := make([]Worker, 0, len(at))
 	for _, a := range slices.Compact(at) {
-		set = append(set, Worker{Leg: d.c.Leg, URL: d.c.Scheme + "://" + a, BootstrapPort: d.c.BootstrapPort, Zone: d.c.Zone})
+		set = append(set, Worker{Leg: d.c.Leg, URL: d.c.Scheme + "://" + a, BootstrapPort: d.c.BootstrapPort, Zone: d.c.Zone, Kind: d.c.Kind})
 	}
 	if err := Normalize(set); err != nil {
 		return nil, fmt.Errorf("dns: %w", err)

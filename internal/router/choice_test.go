@@ -88,6 +88,12 @@ func TestPrefixCacheKeepsConversations(t *testing.T) {
 		if strings.Contains(g.body, `baton_router_prefix_tree_bytes{leg="prefill"} 0`) || !strings.Contains(g.body, `baton_router_prefix_tree_bytes{leg="decode"} 0`) {
 			t.Error("the trees' memory is not as it should be")
 		}
+		ws := b.r.prefills.workers()
+		b.r.replace(&b.r.prefills, nil)
+		if s := b.r.prefills.treeStats(); s.Nodes != 0 || s.Bytes != 0 {
+			t.Errorf("left of workers that have gone: %+v", s)
+		}
+		b.r.replace(&b.r.prefills, ws)
 	})
 }
 

@@ -226,3 +226,19 @@ func TestProbeOfAFullRouter(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// A prefill leg that ends after its answer frees its worker when it ends, not when the next request does.
+func TestLateLegFreesItsWorker(t *testing.T) {
+	inBubble(t, Config{MaxPerWorker: 1}, []script{after(600*time.Millisecond, okPrefill)}, []script{okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
+		b.chat().ok(t, chatAnswer)
+		g := b.chat()
+		g.ok(t, chatAnswer)
+		if g.took != 600*time.Millisecond {
+			t.Errorf("the second request took %v", g.took)
+		}
+		if n := d[0].count(); n != 2 {
+			t.Errorf("%d requests", n)
+		}
+		<-time.After(time.Second)
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -441,6 +442,36 @@ func TestNoLostWakeup(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A kick that comes while the try is under way, after the try has looked, is not lost either.
+func TestKickDuringTry(t *testing.T) {
+	q := New(Config{MaxInflight: 1})
+	for range 50 {
+		var kicks sync.WaitGroup
+		looked := false
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		err := q.Acquire(ctx, Ticket{Again: true}, func() bool {
+			if looked {
+				return true
+			}
+			looked = true
+			started := make(chan struct{})
+			kicks.Go(func() {
+				close(started)
+				q.Kick()
+			})
+			<-started
+			for range 1000 { // enough for the other to get to the lock, or past it
+				runtime.Gosched()
+			}
+			return false
+		})
+		cancel()
+		if kicks.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func BenchmarkAcquire(b *testing.B) {

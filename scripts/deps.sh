@@ -60,6 +60,13 @@ test)
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r scripts/test-requirements.txt
     touch "$venv/.ready-$want"
   fi
+  # SGLang's routers, which Baton's workers are tested behind.
+  want="$(sha256sum scripts/router-requirements.txt | cut -d' ' -f1)"
+  if [ ! -f "$venv/.routers-$want" ]; then
+    echo "deps: adding sglang-router and smg to $venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps --require-hashes -r scripts/router-requirements.txt
+    touch "$venv/.routers-$want"
+  fi
   # The real SGLang code from PyPI, for interop tests: its driver and list of packages are in the shared
   # folder beside the checkout. Kept in Baton's cache (some 600 MB).
   peers="${BATON_SHARED:-../shared}/peers/sglang"

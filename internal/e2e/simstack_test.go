@@ -23,6 +23,7 @@ const simChunk = 16
 type simSetup struct {
 	transport       string
 	prefills        int    // default 1
+	decodes         int    // default 1
 	model           string // sim settings that decide the answers
 	cost            string // sim settings that only cost time
 	faults          string // rules for the prefill workers' transport
@@ -54,7 +55,7 @@ func startSim(t *testing.T, c simSetup) (*stack.Stack, simModel) {
 		}
 		pre = append([]string{"--fault", file}, pre...)
 	}
-	s := start(t, stack.Config{Binary: binaryRace, Prefill: max(c.prefills, 1), Decode: 1, Args: append(args, c.args...), TraceDir: t.TempDir(),
+	s := start(t, stack.Config{Binary: binaryRace, Prefill: max(c.prefills, 1), Decode: max(c.decodes, 1), Args: append(args, c.args...), TraceDir: t.TempDir(),
 		PrefillArgs: pre, DecodeArgs: c.decode, RouterArgs: c.router})
 	return s, simModel(cfg)
 }

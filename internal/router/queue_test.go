@@ -55,7 +55,7 @@ func TestQueueIsFair(t *testing.T) {
 		if g := b.get("/metrics"); !strings.Contains(g.body, "baton_router_queued_requests 8") {
 			t.Error("the queue is not seen in the metrics")
 		}
-		if g := b.get("/server_info"); !strings.Contains(g.body, `"Waiting":8`) {
+		if g := b.get("/server_info"); !strings.Contains(g.body, `"waiting":8`) {
 			t.Errorf("nor in /server_info: %s", g.body)
 		}
 		wg.Wait()

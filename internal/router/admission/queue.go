@@ -241,9 +241,9 @@ const (
 
 // Stats are for metrics.
 type Stats struct {
-	Waiting  int // in line, with those that want another worker
-	Inflight int
-	Keys     int // with waiters
+	Waiting  int `json:"waiting"` // in line, with those that want another worker
+	Inflight int `json:"inflight"`
+	Keys     int `json:"keys"` // with waiters
 }
 
 // Stats counts.

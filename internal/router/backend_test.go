@@ -213,7 +213,7 @@ func TestMixedFleet(t *testing.T) {
 	inBubble(t, Config{Policy: PolicyRoundRobin}, []script{okPrefill, say(200, kvAnswer), okPrefill}, []script{okAnswer, okAnswer, okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
 		for i, kind := range []map[string]string{isSGLang, isVLLM, isBaton} {
 			p[i].says(kind)
-			d[i].says(kind)
+			d[(i+2)%3].says(kind) // not in the same order
 		}
 		b.restarted(append(p, d...)...)
 		for range 30 {
@@ -225,12 +225,12 @@ func TestMixedFleet(t *testing.T) {
 			}
 			for j := range d[i].count() {
 				l := d[i].leg(j)
-				if vllm := l.fields[kvField] != nil; vllm != (i == 1) || !vllm && l.bootHost() != "boot"+string(rune('0'+i)) {
+				if vllm := l.fields[kvField] != nil; vllm != (i == 0) || !vllm && l.bootHost() != "boot"+string(rune('0'+(i+1)%3)) {
 					t.Errorf("d%d got %s", i, l.body)
 				}
 			}
 		}
-		d[0].kill() // its prefill worker has no partner left
+		d[2].kill() // its prefill worker has no partner left
 		synctest.Wait()
 		for range 10 {
 			b.chat().ok(t, chatAnswer)
@@ -272,6 +272,18 @@ func TestPlainPool(t *testing.T) {
 		if !d[2].leg(-1).closed || len(d[2].aborts) > 0 {
 			t.Errorf("closed %v, aborts %v", d[2].leg(-1).closed, d[2].aborts)
 		}
+	})
+	// It must have the model; a worker that needs a pair is not asked alone.
+	inBubble(t, Config{Decodes: []Backend{{URL: "http://x:1", Kind: KindPlain, Models: []string{"z"}}}}, []script{okPrefill}, []script{okAnswer}, func(t *testing.T, b *bed, p, d []*fake) {
+		w := b.net.worker(t, "x:1", okAnswer)
+		defer w.kill()
+		p[0].kill()
+		<-time.After(2 * time.Second)
+		b.chat().fails(t, 503, "unavailable")
+		if w.count()+d[0].count() != 0 {
+			t.Errorf("requests: plain %d, decode %d", w.count(), d[0].count())
+		}
+		b.post(t.Context(), "/v1/chat/completions", strings.Replace(chatBody, `"m"`, `"z"`, 1)).ok(t, chatAnswer)
 	})
 	inBubble(t, Config{Decodes: []Backend{{URL: "http://x:1", Kind: KindPlain}}}, nil, nil, func(t *testing.T, b *bed, p, d []*fake) {
 		b.chat().fails(t, 503, "unavailable")

@@ -115,18 +115,17 @@ func (r *Router) strike(w *worker, start time.Time, weight int, why string) {
 	}
 }
 
-// ejected adds to avoid the workers that are ejected now. The result is avoid itself if there is none; else some is true, and
-// a caller that finds no other worker takes avoid alone.
-func (r *Router) ejected(avoid map[*worker]bool) (all map[*worker]bool, some bool) {
-	all = avoid
+// ejected adds to avoid the workers that are ejected now. The result is avoid itself if there is none.
+func (r *Router) ejected(avoid map[*worker]bool) map[*worker]bool {
+	all, own := avoid, false
 	now := time.Now()
 	for _, f := range []*fleet{&r.prefills, &r.decodes} {
 		for _, w := range f.workers() {
 			if avoid[w] || w.outlier.left(now) == 0 {
 				continue
 			}
-			if !some {
-				all, some = make(map[*worker]bool, len(avoid)+1), true
+			if !own {
+				all, own = make(map[*worker]bool, len(avoid)+1), true
 				for k, v := range avoid {
 					all[k] = v
 				}
@@ -134,17 +133,13 @@ func (r *Router) ejected(avoid map[*worker]bool) (all map[*worker]bool, some boo
 			all[w] = true
 		}
 	}
-	return all, some
+	return all
 }
 
 // find is choose that prefers workers which are not ejected, and falls back to the work of one leg alone.
 func (r *Router) find(c *call, avoid map[*worker]bool, last blame) (p, d *worker, missing string) {
-	all, some := r.ejected(avoid)
-	p, d, missing = r.choose(c, all, last)
-	if missing != "" && some {
-		p, d, missing = r.choose(c, avoid, last)
-	}
-	if missing != "" { // in a fleet of several kinds the prefill worker may have had no partner
+	p, d, missing = r.choose(c, r.ejected(avoid), last)
+	if missing != "" { // an ejected worker is better than none; and the prefill worker may have had no partner of its kind
 		p, d, missing = r.choose(c, r.unpaired(avoid), last)
 	}
 	if missing == "" {

@@ -45,6 +45,7 @@ test)
   need gcc gcc
   ldconfig -p 2>/dev/null | grep -q 'libstdc++\.so\.6' || missing+=(libstdc++6) # of the NIXL library
   need curl curl
+  need etcd etcd-server
   need prometheus prometheus # promtool is in the same package
   need promtool prometheus
   need python3 python3

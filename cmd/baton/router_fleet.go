@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"io"
 	"log/slog"
 	"os"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/baton-pd/baton/internal/discovery"
+	"github.com/baton-pd/baton/internal/discovery/etcd"
 	"github.com/baton-pd/baton/internal/router"
 )
 
@@ -21,7 +24,10 @@ type fleetFlags struct {
 	fileEvery   time.Duration
 	dns         []string
 	dnsEvery    time.Duration
-	adminToken  string // a file
+	etcd        []string
+	etcdPrefix  string
+	etcdTLS     struct{ ca, cert, key string } // files
+	adminToken  string                         // a file
 	sourceNames map[string]bool
 }
 
@@ -30,11 +36,18 @@ func (f *fleetFlags) addTo(fs *pflag.FlagSet) {
 	fs.DurationVar(&f.fileEvery, "workers-interval", time.Second, "time between two readings of --workers-file")
 	fs.StringArrayVar(&f.dns, "workers-dns", nil, "workers in DNS: leg=prefill|decode,host=NAME,port=PORT or ...,srv=NAME, then any of ,bootstrap-port=PORT (prefill), ,scheme=https ,zone=NAME and ,kind=KIND (repeat for more)")
 	fs.DurationVar(&f.dnsEvery, "dns-interval", 10*time.Second, "time between two look-ups of a --workers-dns name")
+	fs.StringArrayVar(&f.etcd, "workers-etcd", nil, "etcd that lists workers: host:port or URL of one of its members (repeat for more)")
+	fs.StringVar(&f.etcdPrefix, "etcd-prefix", "/baton/workers/", "what the workers' keys in etcd begin with")
+	fs.StringVar(&f.etcdTLS.ca, "etcd-ca", "", "file with the certificates that etcd's is checked against (default: the system's)")
+	fs.StringVar(&f.etcdTLS.cert, "etcd-cert", "", "file with the router's certificate for etcd")
+	fs.StringVar(&f.etcdTLS.key, "etcd-key", "", "file with its key")
 	fs.StringVar(&f.adminToken, "admin-token-file", "", "file with the token that changes of the fleet by /workers must carry; without it they are refused")
 }
 
 // named: workers may come from elsewhere than the command line.
-func (f *fleetFlags) named() bool { return f.file != "" || len(f.dns) > 0 || f.adminToken != "" }
+func (f *fleetFlags) named() bool {
+	return f.file != "" || len(f.dns) > 0 || len(f.etcd) > 0 || f.adminToken != ""
+}
 
 // sources makes what the flags name.
 func (f *fleetFlags) sources() (out []discovery.Source, err error) {
@@ -66,7 +79,44 @@ func (f *fleetFlags) sources() (out []discovery.Source, err error) {
 			return nil, err
 		}
 	}
+	if len(f.etcd) > 0 {
+		tls, err := f.etcdTLSConfig()
+		if err != nil {
+			return nil, err
+		}
+		s, err := etcd.New(etcd.Config{Endpoints: f.etcd, Prefix: f.etcdPrefix, TLS: tls, Username: os.Getenv("ETCD_USERNAME"), Password: os.Getenv("ETCD_PASSWORD")})
+		if err := add(s, err); err != nil {
+			return nil, err
+		}
+	}
 	return out, nil
+}
+
+// etcdTLSConfig reads the files; nil if there is none.
+func (f *fleetFlags) etcdTLSConfig() (*tls.Config, error) {
+	files := f.etcdTLS
+	if files.ca == "" && files.cert == "" && files.key == "" {
+		return nil, nil
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if files.ca != "" {
+		text, err := os.ReadFile(files.ca)
+		if err != nil {
+			return nil, usagef("--etcd-ca: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(text) {
+			return nil, usagef("--etcd-ca %s: no certificate in it", files.ca)
+		}
+	}
+	if files.cert != "" || files.key != "" {
+		pair, err := tls.LoadX509KeyPair(files.cert, files.key)
+		if err != nil {
+			return nil, usagef("--etcd-cert and --etcd-key: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
 }
 
 // token reads the admin token.

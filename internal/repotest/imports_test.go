@@ -51,6 +51,7 @@ internal/router:                       internal/router/policy internal/router/ad
 internal/router/policy:
 internal/router/admission:
 internal/discovery:
+internal/discovery/etcd:               internal/discovery etcd
 internal/worker:                       internal/httpapi internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/sglang:                       internal/sglang/zmtp internal/transfer/nixl internal/transfer internal/kv internal/room
@@ -81,6 +82,7 @@ var modules = map[string]string{
 	"purego":     "github.com/ebitengine/purego",
 	"yzma":       "github.com/hybridgroup/yzma",
 	"gonja":      "github.com/nikolalohinski/gonja/v2",
+	"etcd":       "go.etcd.io/etcd",
 	"openai-go":  "github.com/openai/openai-go/v3",
 }
 

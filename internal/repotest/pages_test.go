@@ -151,7 +151,7 @@ func TestNamedFlagsExist(t *testing.T) {
 			return true
 		})
 	}
-	foreign := map[string]bool{"no-deps": true, "force": true, "cached": true,
+	foreign := map[string]bool{"no-deps": true, "force": true, "cached": true, "lease": true, // etcdctl's
 		"pd-disaggregation": true, "disable-retries": true, "retry-max-retries": true, "disable-load-monitoring": true, "mini-lb": true} // docs/behind-routers.md
 	named := regexp.MustCompile("(?:^|[\\s`(=])--([a-z][a-z0-9-]*)")
 	for page, text := range pages(t) {

@@ -130,223 +130,258 @@ func causeCode(err error) room.Code {
 	return ""
 }
 
+// prefillPair is a Baton prefill and a real decode.
+type prefillPair struct {
+	p *Prefill
+	m *Memory
+	d *peer
+}
+
+func (x *prefillPair) run(t *testing.T, name string, f func(*testing.T)) {
+	t.Run(name, func(t *testing.T) {
+		defer x.d.under(t)()
+		f(t)
+	})
+}
+
 // TestPrefillToSGLang: rooms to the real decode, one after the other on the same managers.
 func TestPrefillToSGLang(t *testing.T) {
 	t.Parallel()
 	peerFiles(t)
 	p, m, port := newPrefill(t, peerLayout(), func(c *PrefillConfig) { c.ParkTimeout, c.TombstoneTTL = time.Second, 300*time.Millisecond })
 	d := startPeer(t, "decode", port, "--deferred")
+	x := &prefillPair{p: p, m: m, d: d}
 
-	t.Run("chunked and scattered", func(t *testing.T) {
-		src, dst := []int{3, 9, 4, 60, 10}, []int{20, 63, 22, 40, 0}
-		m.fill(src, 2, 11)
-		s := openSend(t, p, OpenSend{Room: 4242, Chunks: []int{3, 0, 2}, Row: 2})
-		defer s.Release()
-		d.receiver(4242, dst, 7)
-		granted(t, s)
-		if !s.Send(0, src[:3]) || !s.Send(1, nil) {
-			t.Fatal(s.Err())
-		}
-		if d.do("poll", kw{"room": 4242}).Poll == "Success" {
-			t.Fatal("success before the last chunk")
-		}
-		s.Send(2, src[3:])
-		if err := ended(t, s.Done(), s.Err); err != nil {
-			t.Fatal(err)
-		}
-		d.wait(4242, "Success")
-		landed(t, d, dst, 7, m, src, 2)
-		d.do("clear", kw{"room": 4242})
-	})
-	t.Run("metadata first, and a prefix", func(t *testing.T) {
-		src := []int{1, 2, 3, 4}
-		m.fill(src, 0, 77)
-		d.do("receiver", kw{"room": 5})
-		d.do("metadata", kw{"room": 5, "pages": []int{50, 51}, "aux_index": 1, "prefix": 2})
-		eventually(t, "the metadata are parked", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.parked) == 1 })
-		s := openSend(t, p, OpenSend{Room: 5, Chunks: []int{3, 1}, Row: 0})
-		defer s.Release()
-		granted(t, s)
-		s.Send(0, src[:3])
-		s.Send(1, src[3:])
-		if err := ended(t, s.Done(), s.Err); err != nil || s.Prefix() != 2 {
-			t.Fatal(err, s.Prefix())
-		}
-		d.wait(5, "Success")
-		landed(t, d, []int{50, 51}, 1, m, src[2:], 0)
-	})
-	t.Run("metadata whose request never comes", func(t *testing.T) {
-		d.receiver(6, []int{1}, 1)
-		d.wait(6, "Failed")
-		if msg := d.do("failure", kw{"room": 6}).Msg; !strings.Contains(msg, "got no request for this room") {
-			t.Fatal(msg)
-		}
-		eventually(t, "the metadata are dropped", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.parked) == 0 })
-	})
-	t.Run("cancelled here", func(t *testing.T) {
-		for i, at := range []string{"before metadata", "granted", "between chunks"} {
-			id := uint64(100 + i)
-			s := openSend(t, p, OpenSend{Room: id, Chunks: []int{1, 1}, Row: 0})
-			if at != "before metadata" {
-				d.receiver(id, []int{1, 2}, 1)
-				granted(t, s)
-			}
-			if at == "between chunks" {
-				s.Send(0, []int{1})
-			}
-			s.Cancel(&room.Cause{Code: room.CodeEngine, Detail: "the engine broke " + at})
-			if err := ended(t, s.Done(), s.Err); causeCode(err) != room.CodeEngine {
-				t.Fatal(err)
-			}
-			if s.Send(1, []int{1}) {
-				t.Fatal("a chunk was sent in a failed room")
-			}
-			if at == "before metadata" {
-				d.receiver(id, []int{1, 2}, 1)
-			}
-			d.wait(id, "Failed")
-			d.do("abort", kw{"room": id}) // what its scheduler does with a failed room
-			if msg := d.do("failure", kw{"room": id}).Msg; !strings.Contains(msg, "the engine broke "+at) {
-				t.Fatal(msg)
-			}
-			eventually(t, "the decode's abort is acked: "+at, func() bool { return d.do("abort_safe", kw{"room": id}).Safe })
-			s.Release()
-		}
-	})
-	t.Run("aborted by the decode", func(t *testing.T) {
-		for i, at := range []string{"granted", "between chunks", "after success"} {
-			id := uint64(200 + i)
-			s := openSend(t, p, OpenSend{Room: id, Chunks: []int{1, 1}, Row: 0})
-			d.receiver(id, []int{1, 2}, 1)
-			granted(t, s)
-			if at != "granted" {
-				s.Send(0, []int{1})
-			}
-			if at == "after success" {
-				s.Send(1, []int{2})
-				d.wait(id, "Success")
-			}
-			d.do("abort", kw{"room": id})
-			err := ended(t, s.Done(), s.Err)
-			if want := at != "after success"; (causeCode(err) == room.CodeAborted) != want {
-				t.Fatal(at, err)
-			}
-			if at != "after success" {
-				eventually(t, "ack: "+at, func() bool { return d.do("abort_safe", kw{"room": id}).Safe })
-			}
-			s.Release()
-		}
-	})
-	t.Run("aborted before its request", func(t *testing.T) {
-		d.receiver(210, []int{1, 2}, 1)
-		d.do("abort", kw{"room": 210})
-		eventually(t, "ack", func() bool { return d.do("abort_safe", kw{"room": 210}).Safe })
-		s := openSend(t, p, OpenSend{Room: 210, Chunks: []int{1}, Row: 0})
-		if err := ended(t, s.Done(), s.Err); causeCode(err) != room.CodeAborted || s.Send(0, []int{1}) {
-			t.Fatal("the room was not born failed", err)
-		}
-		s.Release()
-	})
-	t.Run("ack only after drain", func(t *testing.T) {
-		id := uint64(220)
-		s := openSend(t, p, OpenSend{Room: id, Chunks: []int{2}, Row: 0})
-		d.receiver(id, []int{30, 31}, 1)
-		granted(t, s)
-		pid := s.a.way.agent.Pid()
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		s.Send(0, []int{1, 2})
-		d.do("abort", kw{"room": id})
-		if err := ended(t, s.Done(), s.Err); causeCode(err) != room.CodeAborted {
-			t.Fatal(err)
-		}
-		s.Release()
-		<-time.After(300 * time.Millisecond) // an ack that is sent too early would be there
-		if s.Drained() || d.do("abort_safe", kw{"room": id}).Safe {
-			t.Fatal("acked while a write was outstanding")
-		}
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		eventually(t, "ack", func() bool { return d.do("abort_safe", kw{"room": id}).Safe })
-		if !s.Drained() {
-			t.Fatal("acked before it had drained")
-		}
-		before := d.do("crc", kw{"pages": []int{30, 31}})
-		<-time.After(200 * time.Millisecond)
-		if after := d.do("crc", kw{"pages": []int{30, 31}}); !reflect.DeepEqual(before.CRC, after.CRC) {
-			t.Fatal("written after the ack")
-		}
-	})
-	t.Run("a failure is told only after drain", func(t *testing.T) {
-		id := uint64(230)
-		s := openSend(t, p, OpenSend{Room: id, Chunks: []int{1, 1}, Row: 0})
-		defer s.Release()
-		d.receiver(id, []int{32, 33}, 1)
-		granted(t, s)
-		pid := s.a.way.agent.Pid()
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		s.Send(0, []int{1})
-		s.Cancel(&room.Cause{Code: room.CodeEngine, Detail: "the engine broke"})
-		<-time.After(300 * time.Millisecond) // what is told too early would be there
-		if got := d.do("poll", kw{"room": id}).Poll; got != "WaitingForInput" || s.State() != room.StateFailed {
-			t.Fatalf("the decode is told that its pages are free while a write is outstanding: %s, %v", got, s.State())
-		}
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
-		d.wait(id, "Failed")
-		if !s.Drained() {
-			t.Fatal("told before it had drained")
-		}
-	})
-	t.Run("a room's number again", func(t *testing.T) {
-		for range 3 {
-			s := openSend(t, p, OpenSend{Room: 300, Chunks: []int{1}, Row: 3})
-			if _, err := p.Open(OpenSend{Room: 300, Chunks: []int{1}, Deadline: time.Now().Add(time.Minute)}); causeCode(err) != room.CodeDuplicate {
-				t.Fatal(err)
-			}
-			d.receiver(300, []int{9}, 2)
-			granted(t, s)
-			s.Send(0, []int{9})
-			d.wait(300, "Success")
-			d.do("clear", kw{"room": 300})
-			s.Release()
-			eventually(t, "the tombstone is gone", func() bool {
-				_, ended := p.reg.Ended(room.Key{Room: 300})
-				return !ended && p.reg.Get(room.Key{Room: 300}) == nil
-			})
-		}
-	})
-	t.Run("foreign and malformed messages", func(t *testing.T) {
-		before := p.Stats()
-		push := zmtp.Dial(loopback(p.pull.Addr().Port), zmtp.PushConfig{})
-		for _, m := range []zmtp.Message{{[]byte("HELLO")}, {[]byte(tagGuard)}, {[]byte(tagGuard), []byte("None"), []byte("x")}, {[]byte(tagGuard), []byte("12"), []byte("127.0.0.1"), []byte("x")},
-			{[]byte(tagAbort)}, {[]byte(tagAbort), []byte("x")}, {[]byte(tagStatus), []byte("1"), []byte("4"), []byte("0"), nil}, {nil}} {
-			if err := push.Send(m); err != nil {
-				t.Fatal(err)
-			}
-		}
-		eventually(t, "they are counted", func() bool { s := p.Stats(); return s.Foreign+s.Malformed == before.Foreign+before.Malformed+8 })
-		push.Close(0)
-		// The real decode gets some too, and lives.
-		at := Endpoint{IP: "127.0.0.1", Port: d.hello.RankPort}
-		push = zmtp.Dial(at.Addr(), zmtp.PushConfig{})
-		for _, m := range []zmtp.Message{{[]byte("HELLO")}, {[]byte(tagAbortAck)}, {[]byte(tagAbortAck), []byte("1"), []byte("0"), []byte("7")}} {
-			_ = push.Send(m)
-		}
-		s := openSend(t, p, OpenSend{Room: 400, Chunks: []int{1}, Row: 3})
-		defer s.Release()
-		d.receiver(400, []int{9}, 2)
-		granted(t, s)
-		s.Send(0, []int{9})
-		d.wait(400, "Success")
-		push.Close(0)
-	})
+	x.run(t, "chunked and scattered", x.chunkedAndScattered)
+	x.run(t, "metadata first, and a prefix", x.metadataFirstAndAPrefix)
+	x.run(t, "metadata whose request never comes", x.metadataWhoseRequestNeverComes)
+	x.run(t, "cancelled here", x.cancelledHere)
+	x.run(t, "aborted by the decode", x.abortedByTheDecode)
+	x.run(t, "aborted before its request", x.abortedBeforeItsRequest)
+	x.run(t, "ack only after drain", x.ackOnlyAfterDrain)
+	x.run(t, "a failure is told only after drain", x.aFailureIsToldOnlyAfterDrain)
+	x.run(t, "a room's number again", x.aRoomNumberAgain)
+	x.run(t, "foreign and malformed messages", x.foreignAndMalformedMessages)
 	if s := p.Registry().Stats(); s.Undrained != 0 {
 		t.Errorf("undrained rooms: %+v", s)
 	}
+}
+
+func (x *prefillPair) chunkedAndScattered(t *testing.T) {
+	src, dst := []int{3, 9, 4, 60, 10}, []int{20, 63, 22, 40, 0}
+	x.m.fill(src, 2, 11)
+	s := openSend(t, x.p, OpenSend{Room: 4242, Chunks: []int{3, 0, 2}, Row: 2})
+	defer s.Release()
+	x.d.receiver(4242, dst, 7)
+	granted(t, s)
+	if !s.Send(0, src[:3]) || !s.Send(1, nil) {
+		t.Fatal(s.Err())
+	}
+	if x.d.do("poll", kw{"room": 4242}).Poll == "Success" {
+		t.Fatal("success before the last chunk")
+	}
+	s.Send(2, src[3:])
+	if err := ended(t, s.Done(), s.Err); err != nil {
+		t.Fatal(err)
+	}
+	x.d.wait(4242, "Success")
+	landed(t, x.d, dst, 7, x.m, src, 2)
+	x.d.do("clear", kw{"room": 4242})
+}
+
+func (x *prefillPair) metadataFirstAndAPrefix(t *testing.T) {
+	src := []int{1, 2, 3, 4}
+	x.m.fill(src, 0, 77)
+	x.d.do("receiver", kw{"room": 5})
+	x.d.do("metadata", kw{"room": 5, "pages": []int{50, 51}, "aux_index": 1, "prefix": 2})
+	eventually(t, "the metadata are parked", func() bool { x.p.mu.Lock(); defer x.p.mu.Unlock(); return len(x.p.parked) == 1 })
+	s := openSend(t, x.p, OpenSend{Room: 5, Chunks: []int{3, 1}, Row: 0})
+	defer s.Release()
+	granted(t, s)
+	s.Send(0, src[:3])
+	s.Send(1, src[3:])
+	if err := ended(t, s.Done(), s.Err); err != nil || s.Prefix() != 2 {
+		t.Fatal(err, s.Prefix())
+	}
+	x.d.wait(5, "Success")
+	landed(t, x.d, []int{50, 51}, 1, x.m, src[2:], 0)
+}
+
+func (x *prefillPair) metadataWhoseRequestNeverComes(t *testing.T) {
+	x.d.receiver(6, []int{1}, 1)
+	x.d.wait(6, "Failed")
+	if msg := x.d.do("failure", kw{"room": 6}).Msg; !strings.Contains(msg, "got no request for this room") {
+		t.Fatal(msg)
+	}
+	eventually(t, "the metadata are dropped", func() bool { x.p.mu.Lock(); defer x.p.mu.Unlock(); return len(x.p.parked) == 0 })
+}
+
+func (x *prefillPair) cancelledHere(t *testing.T) {
+	for i, at := range []string{"before metadata", "granted", "between chunks"} {
+		id := uint64(100 + i)
+		s := openSend(t, x.p, OpenSend{Room: id, Chunks: []int{1, 1}, Row: 0})
+		if at != "before metadata" {
+			x.d.receiver(id, []int{1, 2}, 1)
+			granted(t, s)
+		}
+		if at == "between chunks" {
+			s.Send(0, []int{1})
+		}
+		s.Cancel(&room.Cause{Code: room.CodeEngine, Detail: "the engine broke " + at})
+		if err := ended(t, s.Done(), s.Err); causeCode(err) != room.CodeEngine {
+			t.Fatal(err)
+		}
+		if s.Send(1, []int{1}) {
+			t.Fatal("a chunk was sent in a failed room")
+		}
+		if at == "before metadata" {
+			x.d.receiver(id, []int{1, 2}, 1)
+		}
+		x.d.wait(id, "Failed")
+		x.d.do("abort", kw{"room": id}) // what its scheduler does with a failed room
+		if msg := x.d.do("failure", kw{"room": id}).Msg; !strings.Contains(msg, "the engine broke "+at) {
+			t.Fatal(msg)
+		}
+		eventually(t, "the decode's abort is acked: "+at, func() bool { return x.d.do("abort_safe", kw{"room": id}).Safe })
+		s.Release()
+	}
+}
+
+func (x *prefillPair) abortedByTheDecode(t *testing.T) {
+	for i, at := range []string{"granted", "between chunks", "after success"} {
+		id := uint64(200 + i)
+		s := openSend(t, x.p, OpenSend{Room: id, Chunks: []int{1, 1}, Row: 0})
+		x.d.receiver(id, []int{1, 2}, 1)
+		granted(t, s)
+		if at != "granted" {
+			s.Send(0, []int{1})
+		}
+		if at == "after success" {
+			s.Send(1, []int{2})
+			x.d.wait(id, "Success")
+		}
+		x.d.do("abort", kw{"room": id})
+		err := ended(t, s.Done(), s.Err)
+		if want := at != "after success"; (causeCode(err) == room.CodeAborted) != want {
+			t.Fatal(at, err)
+		}
+		if at != "after success" {
+			eventually(t, "ack: "+at, func() bool { return x.d.do("abort_safe", kw{"room": id}).Safe })
+		}
+		s.Release()
+	}
+}
+
+func (x *prefillPair) abortedBeforeItsRequest(t *testing.T) {
+	x.d.receiver(210, []int{1, 2}, 1)
+	x.d.do("abort", kw{"room": 210})
+	eventually(t, "ack", func() bool { return x.d.do("abort_safe", kw{"room": 210}).Safe })
+	s := openSend(t, x.p, OpenSend{Room: 210, Chunks: []int{1}, Row: 0})
+	if err := ended(t, s.Done(), s.Err); causeCode(err) != room.CodeAborted || s.Send(0, []int{1}) {
+		t.Fatal("the room was not born failed", err)
+	}
+	s.Release()
+}
+
+func (x *prefillPair) ackOnlyAfterDrain(t *testing.T) {
+	id := uint64(220)
+	s := openSend(t, x.p, OpenSend{Room: id, Chunks: []int{2}, Row: 0})
+	x.d.receiver(id, []int{30, 31}, 1)
+	granted(t, s)
+	pid := s.a.way.agent.Pid()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s.Send(0, []int{1, 2})
+	x.d.do("abort", kw{"room": id})
+	if err := ended(t, s.Done(), s.Err); causeCode(err) != room.CodeAborted {
+		t.Fatal(err)
+	}
+	s.Release()
+	<-time.After(300 * time.Millisecond) // an ack that is sent too early would be there
+	if s.Drained() || x.d.do("abort_safe", kw{"room": id}).Safe {
+		t.Fatal("acked while a write was outstanding")
+	}
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "ack", func() bool { return x.d.do("abort_safe", kw{"room": id}).Safe })
+	if !s.Drained() {
+		t.Fatal("acked before it had drained")
+	}
+	before := x.d.do("crc", kw{"pages": []int{30, 31}})
+	<-time.After(200 * time.Millisecond)
+	if after := x.d.do("crc", kw{"pages": []int{30, 31}}); !reflect.DeepEqual(before.CRC, after.CRC) {
+		t.Fatal("written after the ack")
+	}
+}
+
+func (x *prefillPair) aFailureIsToldOnlyAfterDrain(t *testing.T) {
+	id := uint64(230)
+	s := openSend(t, x.p, OpenSend{Room: id, Chunks: []int{1, 1}, Row: 0})
+	defer s.Release()
+	x.d.receiver(id, []int{32, 33}, 1)
+	granted(t, s)
+	pid := s.a.way.agent.Pid()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	s.Send(0, []int{1})
+	s.Cancel(&room.Cause{Code: room.CodeEngine, Detail: "the engine broke"})
+	<-time.After(300 * time.Millisecond) // what is told too early would be there
+	if got := x.d.do("poll", kw{"room": id}).Poll; got != "WaitingForInput" || s.State() != room.StateFailed {
+		t.Fatalf("the decode is told that its pages are free while a write is outstanding: %s, %v", got, s.State())
+	}
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	x.d.wait(id, "Failed")
+	if !s.Drained() {
+		t.Fatal("told before it had drained")
+	}
+}
+
+func (x *prefillPair) aRoomNumberAgain(t *testing.T) {
+	for range 3 {
+		s := openSend(t, x.p, OpenSend{Room: 300, Chunks: []int{1}, Row: 3})
+		if _, err := x.p.Open(OpenSend{Room: 300, Chunks: []int{1}, Deadline: time.Now().Add(time.Minute)}); causeCode(err) != room.CodeDuplicate {
+			t.Fatal(err)
+		}
+		x.d.receiver(300, []int{9}, 2)
+		granted(t, s)
+		s.Send(0, []int{9})
+		x.d.wait(300, "Success")
+		x.d.do("clear", kw{"room": 300})
+		s.Release()
+		eventually(t, "the tombstone is gone", func() bool {
+			_, ended := x.p.reg.Ended(room.Key{Room: 300})
+			return !ended && x.p.reg.Get(room.Key{Room: 300}) == nil
+		})
+	}
+}
+
+func (x *prefillPair) foreignAndMalformedMessages(t *testing.T) {
+	before := x.p.Stats()
+	push := zmtp.Dial(loopback(x.p.pull.Addr().Port), zmtp.PushConfig{})
+	for _, msg := range []zmtp.Message{{[]byte("HELLO")}, {[]byte(tagGuard)}, {[]byte(tagGuard), []byte("None"), []byte("x")}, {[]byte(tagGuard), []byte("12"), []byte("127.0.0.1"), []byte("x")},
+		{[]byte(tagAbort)}, {[]byte(tagAbort), []byte("x")}, {[]byte(tagStatus), []byte("1"), []byte("4"), []byte("0"), nil}, {nil}} {
+		if err := push.Send(msg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "they are counted", func() bool { s := x.p.Stats(); return s.Foreign+s.Malformed == before.Foreign+before.Malformed+8 })
+	push.Close(0)
+	// The real decode gets some too, and lives.
+	at := Endpoint{IP: "127.0.0.1", Port: x.d.hello.RankPort}
+	push = zmtp.Dial(at.Addr(), zmtp.PushConfig{})
+	for _, msg := range []zmtp.Message{{[]byte("HELLO")}, {[]byte(tagAbortAck)}, {[]byte(tagAbortAck), []byte("1"), []byte("0"), []byte("7")}} {
+		_ = push.Send(msg)
+	}
+	s := openSend(t, x.p, OpenSend{Room: 400, Chunks: []int{1}, Row: 3})
+	defer s.Release()
+	x.d.receiver(400, []int{9}, 2)
+	granted(t, s)
+	s.Send(0, []int{9})
+	x.d.wait(400, "Success")
+	push.Close(0)
 }

@@ -27,8 +27,7 @@ type Layout struct {
 // StandardAux is the aux record of the release for a model without extras: hidden is the bytes of its hidden_states row, top
 // the entries of a top-logprobs row (128 by default). It returns the item lengths and the buffer of the room.
 func StandardAux(top, hidden int) (itemLens []int, roomBuffer int) {
-	row := func(n int) int { return max(64, n) }
-	itemLens = []int{row(64), row(64), row(64), row(64), row(4 * top), row(4 * top), row(64), row(128), row(hidden), row(64)}
+	itemLens = []int{64, 64, 64, 64, 4 * top, 4 * top, 64, 128, hidden, 64}
 	return itemLens, len(itemLens) - 1
 }
 

@@ -186,6 +186,13 @@ func (p *peer) next() reply {
 	panic("unreachable")
 }
 
+// under makes t the test that fails when the peer does not do what it must, until the result is called.
+func (p *peer) under(t testing.TB) func() {
+	was := p.t
+	p.t = t
+	return func() { p.t = was }
+}
+
 // kw are the arguments of a command.
 type kw map[string]any
 

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/baton-pd/baton/internal/setup"
-	"github.com/baton-pd/baton/internal/transfer/nixl"
 )
 
 // patience bounds every wait for something that must come, on a machine that others use too.
@@ -28,10 +27,7 @@ const patience = 60 * time.Second
 // $BATON_SHARED, and the Python that make testdeps has prepared. Tests that need it say why they are skipped.
 func peerFiles(t testing.TB) (python, script string) {
 	t.Helper()
-	skip := t.Skipf
-	if os.Getenv("BATON_NEED_PEER") != "" { // CI: a peer that is not there is a failure
-		skip = t.Fatalf
-	}
+	skip := absent(t)
 	shared := os.Getenv("BATON_SHARED")
 	if shared == "" {
 		shared = filepath.Join("..", "..", "..", "shared")
@@ -51,9 +47,7 @@ func peerFiles(t testing.TB) (python, script string) {
 	if err != nil {
 		skip("needs the real SGLang code from PyPI (make testdeps): %v", err)
 	}
-	if _, err := nixl.AgentFences(nixlConfig()); err != nil {
-		skip("needs the NIXL library: %v", err)
-	}
+	needNIXL(t)
 	return python, script
 }
 

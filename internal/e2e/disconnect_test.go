@@ -112,8 +112,10 @@ func TestClientDisconnect(t *testing.T) {
 	}
 	t.Run("transferring", func(t *testing.T) {
 		l := ask(t, s, 12, 3*simChunk, 10, true)
-		// The first chunk is imported, the second one is being computed.
-		l.at(func(p, d *workerInfo) bool { return p.State.Running == 1 && d.State.CellsUsed >= simChunk })
+		// The first chunk is computed and on its way, the second one is being computed.
+		l.at(func(p, d *workerInfo) bool {
+			return p.State.Running == 1 && p.State.CellsUsed >= simChunk && d.State.Transfer == 1
+		})
 		l.gone(nothing)
 	})
 	t.Run("queued at prefill", func(t *testing.T) {

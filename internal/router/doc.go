@@ -22,6 +22,9 @@
 //   - queue: who goes first when all places are taken, and what chooses the pair (queue.go, choose.go, load.go; packages
 //     admission and policy).
 //   - worker: where a worker is, whether it can be used, and the probes that find out (worker.go).
+//   - backend: the kinds of servers, how they are told apart, and what each is sent (backend.go).
+//   - outlier: workers that fail requests although their probes succeed, refusals that only one worker makes, and requests
+//     that wait for a hung worker (outlier.go); stall: streams that fall silent (stall.go).
 //   - release: the background group that tells workers of ended attempts (release.go).
 //
 // # Ownership and concurrency

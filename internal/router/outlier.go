@@ -204,9 +204,9 @@ func (o *opinion) wanted(a *attempt, f *failure) bool {
 	return true
 }
 
-// or is the failure for the client: the refusal if there was one, for it says most.
-func (o *opinion) or(f *failure) *failure {
-	if o.f != nil && !f.gone {
+// or is the failure for the client: the refusal if there was one, for it says most, unless an answer had begun or somebody wanted the end.
+func (o *opinion) or(f *failure, started bool) *failure {
+	if o.f != nil && !started && !f.gone && f.blame != 0 {
 		return o.f
 	}
 	return f

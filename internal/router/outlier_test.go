@@ -142,6 +142,22 @@ func TestClientsFaultBlamesNobody(t *testing.T) {
 	})
 }
 
+// The other opinion may break off, or not come: the client is told what it has seen to happen.
+func TestSecondOpinionFails(t *testing.T) {
+	wrong := say(400, `{"error":{"message":"bad temperature"}}`)
+	inBubble(t, Config{Policy: PolicyRoundRobin}, []script{okPrefill}, []script{after(time.Millisecond, wrong), sse(role, token, errReset)}, func(t *testing.T, b *bed, p, d []*fake) {
+		b.chatStream().breaks(t, role+token, "peer_lost")
+		d[1].set(say(500, "boom"))
+		b.chat() // either may be first
+		b.chat().fails(t, 400, "invalid_request")
+		d[1].set(silent)
+		g := b.chat(HeaderTimeout, "1000")
+		if g.status != 400 && g.status != 504 || g.took > 1500*time.Millisecond {
+			t.Errorf("%d after %v: %s", g.status, g.took, g.body)
+		}
+	})
+}
+
 // Backpressure passes through with its Retry-After and ejects nobody.
 func TestBackpressureBlamesNobody(t *testing.T) {
 	for _, status := range []int{429, 503} {

@@ -179,7 +179,7 @@ func (r *Router) serve(cl *client, c *call) *failure {
 			if last != nil && c.ctx.Err() == nil {
 				f = last
 			}
-			return second.or(f)
+			return second.or(f, cl.started)
 		}
 		a := r.newAttempt(c, n, p, d)
 		f = a.run(cl)
@@ -192,7 +192,7 @@ func (r *Router) serve(cl *client, c *call) *failure {
 			f = last // it says more about what happened to the request
 		}
 		if cl.started || n >= r.cfg.MaxRetries || c.ctx.Err() != nil || f.blame == 0 || !f.cause().Retryable && !second.wanted(a, f) {
-			return second.or(f)
+			return second.or(f, cl.started)
 		}
 		last = f
 		if f.blame&blamePrefill != 0 {

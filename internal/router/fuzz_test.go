@@ -114,6 +114,10 @@ func serveOne(t *testing.T, req *http.Request, workers *rawWorkers) {
 			t.Errorf("%d legs at %s at the end", n, w.name)
 		}
 	}
+	synctest.Wait() // a dial that nobody waits for any more may still be under way
+	for _, w := range r.all() {
+		w.rt.CloseIdleConnections()
+	}
 	workers.wg.Wait()
 }
 

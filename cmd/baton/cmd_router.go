@@ -170,7 +170,7 @@ func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router
 	alone := r.localFallback || !slices.ContainsFunc(c.Decodes, func(b router.Backend) bool { return b.Kind != router.KindPlain })
 	c.Dynamic = r.fleet.named()
 	if !c.Dynamic && (len(c.Prefills) == 0 && !alone || len(c.Decodes) == 0) {
-		return c, usagef("at least one --prefill and one --decode worker are needed, or decode workers that serve alone: kind=plain, or --local-fallback; or a source of workers: --workers-file, --workers-dns, --workers-etcd, --admin-token-file")
+		return c, usagef("at least one --prefill and one --decode worker are needed, or decode workers that serve alone: kind=plain, or --local-fallback; or a source of workers: --workers-file, --workers-dns, --workers-etcd, --workers-kubernetes, --admin-token-file")
 	}
 	var err error
 	c.AdminToken, err = r.fleet.token()

@@ -12,9 +12,11 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
 
 	"github.com/baton-pd/baton/internal/discovery"
 	"github.com/baton-pd/baton/internal/discovery/etcd"
+	"github.com/baton-pd/baton/internal/discovery/kubernetes"
 	"github.com/baton-pd/baton/internal/router"
 )
 
@@ -24,6 +26,8 @@ type fleetFlags struct {
 	fileEvery   time.Duration
 	dns         []string
 	dnsEvery    time.Duration
+	kube        string
+	kubeSpace   string
 	etcd        []string
 	etcdPrefix  string
 	etcdTLS     struct{ ca, cert, key string } // files
@@ -41,12 +45,14 @@ func (f *fleetFlags) addTo(fs *pflag.FlagSet) {
 	fs.StringVar(&f.etcdTLS.ca, "etcd-ca", "", "file with the certificates that etcd's is checked against (default: the system's)")
 	fs.StringVar(&f.etcdTLS.cert, "etcd-cert", "", "file with the router's certificate for etcd")
 	fs.StringVar(&f.etcdTLS.key, "etcd-key", "", "file with its key")
+	fs.StringVar(&f.kube, "workers-kubernetes", "", "workers in Kubernetes: a label selector of their Services, for example baton.dev/leg")
+	fs.StringVar(&f.kubeSpace, "kubernetes-namespace", "", "namespace of the workers' Services (default: the router's own)")
 	fs.StringVar(&f.adminToken, "admin-token-file", "", "file with the token that changes of the fleet by /workers must carry; without it they are refused")
 }
 
 // named: workers may come from elsewhere than the command line.
 func (f *fleetFlags) named() bool {
-	return f.file != "" || len(f.dns) > 0 || len(f.etcd) > 0 || f.adminToken != ""
+	return f.file != "" || len(f.dns) > 0 || len(f.etcd) > 0 || f.kube != "" || f.adminToken != ""
 }
 
 // sources makes what the flags name.
@@ -89,7 +95,30 @@ func (f *fleetFlags) sources() (out []discovery.Source, err error) {
 			return nil, err
 		}
 	}
+	if f.kube != "" {
+		s, err := f.kubernetes()
+		if err := add(s, err); err != nil {
+			return nil, err
+		}
+	}
 	return out, nil
+}
+
+// kubernetes is the source in the cluster that the router's pod is in.
+func (f *fleetFlags) kubernetes() (*kubernetes.Source, error) {
+	where, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, usagef("--workers-kubernetes works in a pod that has a service account: %w", err)
+	}
+	space := f.kubeSpace
+	if space == "" {
+		text, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+		if err != nil {
+			return nil, usagef("--kubernetes-namespace is needed: %w", err)
+		}
+		space = strings.TrimSpace(string(text))
+	}
+	return kubernetes.New(kubernetes.Config{Namespace: space, Selector: f.kube}, where)
 }
 
 // etcdTLSConfig reads the files; nil if there is none.

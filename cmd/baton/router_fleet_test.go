@@ -68,6 +68,7 @@ func TestFleetFlagsAreChecked(t *testing.T) {
 	for want, f := range map[string]fleetFlags{
 		"--workers-dns":     {dns: []string{"leg"}, dnsEvery: 1},
 		"is named twice":    {dns: []string{"leg=decode,host=a,port=1", "leg=decode,host=a,port=1"}, dnsEvery: 1},
+		"in a pod":          {kube: "baton.dev/leg"},
 		"the interval must": {file: "a"},
 		"no such file":      {adminToken: token + "x"},
 		"has 5 characters":  {adminToken: token},

@@ -52,6 +52,7 @@ internal/router/policy:
 internal/router/admission:
 internal/discovery:
 internal/discovery/etcd:               internal/discovery etcd
+internal/discovery/kubernetes:         internal/discovery kubernetes
 internal/worker:                       internal/httpapi internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/sglang:                       internal/sglang/zmtp internal/transfer/nixl internal/transfer internal/kv internal/room
@@ -83,6 +84,7 @@ var modules = map[string]string{
 	"yzma":       "github.com/hybridgroup/yzma",
 	"gonja":      "github.com/nikolalohinski/gonja/v2",
 	"etcd":       "go.etcd.io/etcd",
+	"kubernetes": "k8s.io",
 	"openai-go":  "github.com/openai/openai-go/v3",
 }
 

@@ -250,6 +250,8 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 		case s.done:
 			l.drain(resp.Body, cancel)
 			return nil
+		case rerr != nil && rerr != io.EOF && e == nil && ferr == nil && s.complete():
+			return a.finishFor(cl, resp)
 		case rerr != nil && rerr != io.EOF && e == nil:
 			return l.lost(rerr)
 		default:
@@ -258,6 +260,22 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 			}
 		}
 	}
+}
+
+// finishFor ends a stream in its worker's place: every choice has its finish, and then the worker fell silent or broke off.
+// The client's answer is whole; at most the usage is missing.
+func (a *attempt) finishFor(cl *client, resp *http.Response) *failure {
+	l := &a.decode
+	if a.ctx.Err() == nil {
+		l.end()
+		l.w.probeNow()
+	}
+	a.r.release(a)
+	if err := cl.events(resp.Header, resp.StatusCode, []byte("data: "+openai.DoneData+"\n\n")); err != nil {
+		return a.c.clientGone("write to the client: " + plainError(err))
+	}
+	l.enter(legDone)
+	return nil
 }
 
 // streamEnd says whether the stream has ended, and how.

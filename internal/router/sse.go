@@ -186,6 +186,11 @@ func finishKnown(data []byte) bool {
 	}
 }
 
+// complete: every choice has ended, and no event is cut.
+func (s *stream) complete() bool {
+	return s.choices > 0 && len(s.finished) >= s.choices && s.next == len(s.buf)
+}
+
 // ended says nil if a stream that has come to a clean end was a whole answer: every choice
 // finished. [DONE] may be missing then, nothing else.
 func (s *stream) ended() error {

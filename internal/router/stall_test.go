@@ -24,13 +24,12 @@ func TestInterTokenTimeout(t *testing.T) {
 		d     []any
 		after time.Duration // the end, from the start
 	}{
-		"silent":              {[]any{role, token, nil}, limit},
-		"pings":               {append([]any{role, token}, pings...), limit},
-		"pings, cut":          {append([]any{role, token}, late...), limit},
-		"half an event":       {[]any{role, token, token[:20], nil}, limit},
-		"retry fields":        {[]any{role, token, time.Second, "retry: 100\n\n", "event: ping\n\n", nil}, limit},
-		"a token in between":  {[]any{role, token, time.Second, token, time.Second, ": ping\n\n", nil}, limit + time.Second},
-		"finish without DONE": {[]any{role, token, last, nil}, limit},
+		"silent":             {[]any{role, token, nil}, limit},
+		"pings":              {append([]any{role, token}, pings...), limit},
+		"pings, cut":         {append([]any{role, token}, late...), limit},
+		"half an event":      {[]any{role, token, token[:20], nil}, limit},
+		"retry fields":       {[]any{role, token, time.Second, "retry: 100\n\n", "event: ping\n\n", nil}, limit},
+		"a token in between": {[]any{role, token, time.Second, token, time.Second, ": ping\n\n", nil}, limit + time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, Config{InterTokenTimeout: limit}, []script{silent}, []script{sse(c.d...)}, func(t *testing.T, b *bed, p, d []*fake) {
@@ -58,6 +57,38 @@ func TestInterTokenTimeout(t *testing.T) {
 		if g := b.chatStream(HeaderTimeout, "900000"); g.status != 200 || g.err != nil || !strings.HasSuffix(g.body, last+done) {
 			t.Fatalf("%d, %v: %s", g.status, g.err, g.body)
 		}
+	})
+}
+
+// After the finish of every choice there is nothing left to fail: a worker that falls silent or breaks off then has its stream ended for it. One
+// finish or one error, never both.
+func TestFinishWithoutDone(t *testing.T) {
+	for name, c := range map[string]struct {
+		d     script
+		after time.Duration
+	}{
+		"silent": {sse(role, token, last, nil), 2 * time.Second},
+		"pings":  {sse(role, token, last, time.Second, ": ping\n\n", nil), 2 * time.Second},
+		"resets": {sse(role, token, last, errReset), 0},
+		"ends":   {sse(role, token, last), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{InterTokenTimeout: 2 * time.Second}, []script{okPrefill}, []script{c.d}, func(t *testing.T, b *bed, p, d []*fake) {
+				start := time.Now()
+				g := b.chatStream()
+				if body := strings.Replace(g.body, ": ping\n\n", "", 1); g.err != nil || g.status != 200 || g.took != c.after || body != role+token+last+done && name != "ends" {
+					t.Errorf("%d %v after %v: %q", g.status, g.err, g.took, g.body)
+				}
+				<-time.After(time.Second)
+				if c.after > 0 {
+					d[0].released(0, start, c.after+time.Second)
+				}
+			})
+		})
+	}
+	// With a choice that has not ended it is an error.
+	inBubble(t, Config{InterTokenTimeout: time.Second}, []script{okPrefill}, []script{sse(role, last, nil)}, func(t *testing.T, b *bed, p, d []*fake) {
+		b.post(t.Context(), "/v1/chat/completions", strings.Replace(streamBody, "{", `{"n":2,`, 1)).breaks(t, role+last, "deadline")
 	})
 }
 

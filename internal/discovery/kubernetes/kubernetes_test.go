@@ -55,6 +55,7 @@ type api struct {
 	down    bool
 	slices  map[string]*discoveryv1.EndpointSlice
 	watches map[chan []byte]bool
+	history [][]byte // the events by version, as far as they are kept
 	lists   int
 	query   string
 }
@@ -82,11 +83,16 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ch := make(chan []byte, 100)
-	if r.URL.Query().Get("resourceVersion") != strconv.Itoa(a.version) { // something came between
-		close(ch)
-	} else {
-		a.watches[ch] = true
+	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	if err != nil || from > len(a.history) {
+		a.mu.Unlock()
+		http.Error(w, "no such version", http.StatusBadRequest)
+		return
 	}
+	for _, e := range a.history[from:] { // what came between
+		ch <- e
+	}
+	a.watches[ch] = true
 	a.mu.Unlock()
 	w.WriteHeader(http.StatusOK)
 	w.(http.Flusher).Flush()
@@ -107,6 +113,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // tell sends an event to every watch.
 func (a *api) tell(kind string, object any) {
 	e, _ := json.Marshal(map[string]any{"type": kind, "object": object})
+	if kind != "ERROR" {
+		a.history = append(a.history, e)
+	}
 	for ch := range a.watches {
 		ch <- e
 	}
@@ -159,7 +168,7 @@ type bed struct {
 
 func newBed(t *testing.T, first ...*discoveryv1.EndpointSlice) *bed {
 	t.Helper()
-	b := &bed{t: t, told: make(chan said, 10_000), api: &api{slices: map[string]*discoveryv1.EndpointSlice{}, watches: map[chan []byte]bool{}, version: 1}}
+	b := &bed{t: t, told: make(chan said, 10_000), api: &api{slices: map[string]*discoveryv1.EndpointSlice{}, watches: map[chan []byte]bool{}}}
 	for _, s := range first {
 		b.api.put(s)
 	}

@@ -244,7 +244,9 @@ func TestWatchIsRenewed(t *testing.T) {
 		<-time.After(20 * time.Millisecond) // longer than Retry: a watch that ends at once is an error
 		b.api.cut(expired)
 		b.api.put(slice("d", "decode", "10.0.1.2"))
-		b.await("after a cut", d2)
+		if errs := b.await("after a cut", d2); len(errs) != 0 {
+			t.Errorf("expired %v: errors %v", expired, errs)
+		}
 		b.api.put(slice("d", "decode", "10.0.1.1"))
 		b.await("and on", d1)
 	}

@@ -62,5 +62,7 @@ func (m *fleetMetrics) Collect(ch chan<- prometheus.Metric) {
 
 // forgetWorker drops the series that carry a worker's name, or a fleet that changes would fill the memory with them.
 func (r *Router) forgetWorker(w *worker) {
-	r.m.legErrors.DeletePartialMatch(prometheus.Labels{"leg": w.side.String(), "worker": w.name})
+	of := prometheus.Labels{"leg": w.side.String(), "worker": w.name}
+	r.m.legErrors.DeletePartialMatch(of)
+	r.m.ejections.DeletePartialMatch(of)
 }

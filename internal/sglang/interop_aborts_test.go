@@ -1,10 +1,14 @@
 package sglang
 
 import (
+	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/baton-pd/baton/internal/doctor"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/sglang/zmtp"
 )
@@ -196,13 +200,22 @@ func TestOldFault(t *testing.T) {
 			}
 			zero, _ := m.crcs([]int{pages[0]}, 0)
 			p.send(10, 1, []int{2})
+			var finds []string
 			if old.pinned {
+				first := scrape(t, p, 10)
 				<-time.After(500 * time.Millisecond)
 				if s := p.do("state", kw{"room": 10}).Status; s != "Transferring" {
 					t.Errorf("the old fault is not there: the prefill's room is %s", s)
 				}
+				finds = diagnose(t, first, scrape(t, p, 10))
 			} else {
 				eventually(t, "its late write finds nobody", status("Failed"))
+				first := scrape(t, p, 10)
+				<-time.After(500 * time.Millisecond)
+				finds = diagnose(t, first, scrape(t, p, 10))
+			}
+			if pin := slices.Contains(finds, "stuck-queue"); pin != old.pinned {
+				t.Errorf("the doctor finds %v; the room is pinned: %v", finds, old.pinned)
 			}
 			for _, page := range pages {
 				if got, _ := m.crcs([]int{page}, 0); !reflect.DeepEqual(got, zero) {
@@ -212,4 +225,40 @@ func TestOldFault(t *testing.T) {
 			oneRoom(t, p, d, m, port, 20)
 		})
 	}
+}
+
+// scrape is what the peer's scheduler would show: its queue of transfers is the rooms that have not ended in the
+// real manager's eyes. The peer itself is the manager without a scheduler, and has no /metrics.
+func scrape(t *testing.T, p *peer, rooms ...int) doctor.Scrape {
+	t.Helper()
+	inflight, ended := 0, 0
+	for _, r := range rooms {
+		if s := p.do("state", kw{"room": r}).Status; s == "Failed" || s == "Success" {
+			ended++
+		} else {
+			inflight++
+		}
+	}
+	const labels = `{engine_type="prefill",model_name="m",pp_rank="0",tp_rank="0"}`
+	text := fmt.Sprintf("# TYPE sglang:num_prefill_bootstrap_queue_reqs gauge\nsglang:num_prefill_bootstrap_queue_reqs%[1]s 0\n"+
+		"# TYPE sglang:num_prefill_inflight_queue_reqs gauge\nsglang:num_prefill_inflight_queue_reqs%[1]s %[2]d\n"+
+		"# TYPE sglang:kv_transfer_latency_ms_count counter\nsglang:kv_transfer_latency_ms_count%[1]s %[3]d\n", labels, inflight, ended)
+	samples, err := doctor.ParseText(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doctor.Scrape{Target: "prefill", Time: time.Now(), Samples: samples}
+}
+
+// diagnose is the rules that the doctor finds broken between the scrapes.
+func diagnose(t *testing.T, scrapes ...doctor.Scrape) (rules []string) {
+	t.Helper()
+	fleet, err := doctor.Build(scrapes, map[string]doctor.About{"prefill": {Version: "0.5.23", Backend: "nixl"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range doctor.Diagnose(fleet, nil, doctor.Config{StuckAfter: 300 * time.Millisecond, MaxRoomAge: time.Hour}).Findings {
+		rules = append(rules, f.Rule)
+	}
+	return rules
 }

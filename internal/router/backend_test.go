@@ -252,6 +252,7 @@ func TestPlainPool(t *testing.T) {
 		}
 		p[0].kill()
 		synctest.Wait()
+		d[0].set(after(time.Millisecond, okAnswer)) // a real one would wait for the prefill worker, which refuses first
 		d[1].set(after(time.Millisecond, say(500, "boom")))
 		for range 4 { // with retries within the pool
 			b.post(t.Context(), "/v1/chat/completions", strings.Replace(streamBody, "{", `{"rid":"mine","bootstrap_room":7,`, 1)).ok(t, role+token+last+done)

@@ -82,7 +82,7 @@ func lateWrites(t *testing.T, p *stack.Process) {
 	})
 }
 
-// holder is a request whose last chunk is half written when its client leaves.
+// holder is the stack's first request, whose last chunk of ten is half written when its client leaves.
 func holder(t *testing.T, s *stack.Stack, seed int) (writer *stack.Process) {
 	t.Helper()
 	a := ask(t, s, seed, 10*simChunk+1, 8, true)
@@ -92,11 +92,15 @@ func holder(t *testing.T, s *stack.Stack, seed int) (writer *stack.Process) {
 			if err != nil {
 				return err
 			}
+			written, err := metric(ctx, p, "baton_kv_transfer_writes_total")
+			if err != nil {
+				return err
+			}
 			w, err := inspect(ctx, p)
 			if err != nil {
 				return err
 			}
-			if n == 1 && w.State.Inflight == 1 {
+			if n == 1 && written == 9 && w.State.Inflight == 1 { // the tenth, and no earlier one that is a little late
 				writer = p
 				return nil
 			}

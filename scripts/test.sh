@@ -16,7 +16,7 @@ if [ -n "${BATON_PROVE:-}" ]; then FUZZTIME=20s scripts/fuzz.sh; else FUZZTOTAL=
 
 # Sequential searches that the race detector has nothing to say about, and slows down six times.
 echo "== worlds of the explorer"
-go test -timeout "${long:-15m}" ./internal/model || status=1
+go test ${BATON_PROVE:+-v} -timeout "${long:-15m}" ./internal/model || status=1 # -v: the long form prints each world's figures
 
 echo "== real processes"
 log="$(mktemp)"

@@ -112,7 +112,21 @@ func (r *Router) strike(w *worker, start time.Time, weight int, why string) {
 	if d := w.outlier.failed(time.Now(), start, weight, r.cfg.EjectAfter, r.cfg.EjectTime); d > 0 {
 		r.m.ejections.WithLabelValues(w.side.String(), w.name).Inc()
 		r.cfg.Log.Warn("worker is ejected: too many failures in a row", "leg", w.side.String(), "worker", w.name, "for", d, "last", why)
+		r.kickAfter(d)
 	}
+}
+
+// kickAfter lets who waits try again when an ejection of length d has ended: the others may be busy for long. Close ends the wait.
+func (r *Router) kickAfter(d time.Duration) {
+	if !r.group.enter() {
+		return
+	}
+	defer r.group.leave()
+	r.group.spawn(func() {
+		if sleep(r.base, d, nil) {
+			r.queue.Kick()
+		}
+	})
 }
 
 // ejected adds to avoid the workers that are ejected now. The result is avoid itself if there is none.

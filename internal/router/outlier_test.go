@@ -279,3 +279,29 @@ func (l *leg1) bootHost() string {
 	_ = json.Unmarshal(l.fields["bootstrap_host"], &s)
 	return s
 }
+
+// While a worker is ejected and the other is full, requests wait; the end of the ejection is the end of their wait, not the next
+// answer of the other.
+func TestEjectionEndsWakeTheQueue(t *testing.T) {
+	c := Config{Policy: PolicyRoundRobin, MaxPerWorker: 1, EjectTime: 3 * time.Second, MaxRetries: -1}
+	inBubble(t, c, []script{okPrefill, okPrefill, okPrefill}, []script{say(500, "boom"), after(time.Minute, okAnswer)}, func(t *testing.T, b *bed, p, d []*fake) {
+		long := make(chan got)
+		d[1].set(okAnswer)
+		for range 6 { // in turn: three failures of d0
+			b.chat()
+		}
+		if left := b.r.decodes.workers()[0].outlier.left(time.Now()); left != 3*time.Second {
+			t.Fatalf("ejected for %v", left)
+		}
+		d[1].set(after(time.Minute, okAnswer))
+		go func() { long <- b.chat() }()
+		synctest.Wait()
+		d[0].set(okAnswer)
+		g := b.chat()
+		g.ok(t, chatAnswer)
+		if g.took < 2900*time.Millisecond || g.took > 3500*time.Millisecond {
+			t.Errorf("waited %v for the end of an ejection of 3 s", g.took)
+		}
+		(<-long).ok(t, chatAnswer)
+	})
+}

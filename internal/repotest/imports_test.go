@@ -47,9 +47,10 @@ internal/sched:                        internal/engine internal/transfer interna
 internal/openai:                       internal/engine internal/room gonja
 internal/httpbody:
 internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/engine internal/room prometheus
-internal/router:                       internal/router/policy internal/router/admission internal/openai internal/httpbody internal/room prometheus
+internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/openai internal/httpbody internal/room prometheus
 internal/router/policy:
 internal/router/admission:
+internal/router/record:                internal/openai
 internal/discovery:
 internal/discovery/etcd:               internal/discovery etcd
 internal/discovery/kubernetes:         internal/discovery kubernetes

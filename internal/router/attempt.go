@@ -136,6 +136,7 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 	a.unlink = context.AfterFunc(c.ctx, func() { a.cancel(context.Cause(c.ctx)) })
 	c.current.Store(a)
 	c.attempts++
+	a.record()
 	return a
 }
 
@@ -253,6 +254,7 @@ func (a *attempt) runPrefill() {
 	f := l.consume()
 	if f == nil {
 		l.w.outlier.succeeded(time.Now())
+		a.c.rec.PrefillDone(time.Now(), a.rooms[0])
 	}
 	if f == nil || a.ctx.Err() != nil {
 		return

@@ -17,6 +17,7 @@ import (
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/admission"
+	"github.com/baton-pd/baton/internal/router/record"
 )
 
 // HeaderTimeout carries the milliseconds that are left of a request's deadline, from
@@ -48,6 +49,7 @@ type call struct {
 	placed     bool          // holds a place; the handler's
 	waited     time.Duration // in the queue
 	queued     atomic.Bool   // is waiting in the queue
+	rec        *record.Entry // what happens to it; nil for the router's own probes
 }
 
 // deadlineFailure says what the request was waiting for when its time was over.

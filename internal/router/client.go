@@ -7,6 +7,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/record"
 )
 
 // firstWriteTime bounds the writing of an error that is a whole answer.
@@ -21,6 +22,8 @@ type client struct {
 	status  int
 	first   time.Time // of the first byte
 	cut     bool      // the answer must not end like a whole one
+	// rec is the request's record; nil: it has none.
+	rec *record.Entry
 }
 
 func newClient(w http.ResponseWriter) *client {

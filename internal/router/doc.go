@@ -25,6 +25,7 @@
 //   - backend: the kinds of servers, how they are told apart, and what each is sent (backend.go).
 //   - outlier: workers that fail requests although their probes succeed, refusals that only one worker makes, and requests
 //     that wait for a hung worker (outlier.go); stall: streams that fall silent (stall.go).
+//   - record: what happened to each request, for the access log and the page (recorded.go; package record).
 //   - release: the background group that tells workers of ended attempts (release.go).
 //
 // # Ownership and concurrency

@@ -200,7 +200,7 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 		return l.failed(room.CodeProtocol, false, "sent an answer of more than %d bytes", most)
 	}
 	l.end()
-	e, err := judge(a.c.kind, b.Bytes(), l.w.side, l.phase())
+	u, e, err := judgeUsage(a.c.kind, b.Bytes(), l.w.side, l.phase())
 	switch {
 	case e != nil:
 		return l.reported(e, resp.Header)
@@ -210,6 +210,7 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 		return failureOf(a.ctx)
 	}
 	a.answering.Store(true)
+	a.c.rec.Usage(u.Prompt, u.Completion)
 	if err := cl.whole(resp.Header, resp.StatusCode, b.Bytes()); err != nil {
 		return a.c.clientGone("write to the client: " + plainError(err))
 	}
@@ -228,17 +229,20 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 	defer readBuffers.Put(buf)
 	watch := newStall(a.r.cfg.InterTokenTimeout, a.stalled)
 	defer watch.stop()
+	defer func() { a.c.rec.Usage(s.usage.Prompt, s.usage.Completion) }() // before s is given back
 	for {
 		watch.before(s.content)
 		n, rerr := resp.Body.Read(*buf)
 		forward, e, ferr := s.feed((*buf)[:n])
 		watch.after(s.events)
+		a.c.rec.Count(s.events)
 		if len(forward) > 0 {
 			if a.ctx.Err() != nil { // another cause was first: the error event comes next
 				return failureOf(a.ctx)
 			}
 			if s.content && !a.answering.Load() {
 				a.answering.Store(true)
+				a.c.rec.Token(time.Now())
 				l.enter(legStream)
 				s.phase = l.phase()
 			}

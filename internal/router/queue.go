@@ -98,6 +98,7 @@ func (r *Router) acquire(c *call, n int, avoid map[*worker]bool, last blame) (p,
 	t.Again = n > 0 || c.privileged
 	var missing string
 	c.queued.Store(true)
+	c.rec.Wait()
 	start := time.Now()
 	err := r.queue.Acquire(c.ctx, t, func() bool {
 		p, d, missing = r.find(c, avoid, last)
@@ -106,6 +107,7 @@ func (r *Router) acquire(c *call, n int, avoid map[*worker]bool, last blame) (p,
 	c.queued.Store(false)
 	wait := time.Since(start)
 	c.waited += wait
+	c.rec.Waited(wait)
 	if n == 0 {
 		r.m.queue.Observe(wait.Seconds())
 		c.placed = err == nil && !t.Again

@@ -15,6 +15,7 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/admission"
 	"github.com/baton-pd/baton/internal/router/policy"
+	"github.com/baton-pd/baton/internal/router/record"
 )
 
 // Router pairs requests with workers. Its methods are safe for concurrent use.
@@ -32,6 +33,7 @@ type Router struct {
 	wantsPrefix, wantsLoad bool
 
 	live     calls
+	journal  *record.Journal
 	inflight atomic.Int64
 	releases chan struct{} // slots of workers being told at a time
 	group    group
@@ -45,7 +47,7 @@ func New(c Config) (*Router, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	r := &Router{cfg: c, started: time.Now(), releases: make(chan struct{}, releaseAtOnce), live: calls{byName: map[string]*call{}}}
+	r := &Router{cfg: c, journal: record.NewJournal(recentRecords, recentFailures), started: time.Now(), releases: make(chan struct{}, releaseAtOnce), live: calls{byName: map[string]*call{}}}
 	r.roster.stale, r.roster.idle = map[string]string{}, make(chan struct{}, 1)
 	if err := r.newPolicies(); err != nil {
 		return nil, err

@@ -24,6 +24,7 @@ const deadlineSlack = 400 * time.Millisecond
 func (r *Router) generation(kind openai.Kind, path string) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		cl := newClient(w)
+		cl.rec = r.journal.Begin(time.Now(), path, clientHost(req.RemoteAddr))
 		c, f := r.accept(cl, req, kind, path)
 		if f == nil {
 			f = r.serve(cl, c)
@@ -77,6 +78,8 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 		rid := newRID()
 		c.rid, c.names = quoted(rid), []string{rid}
 	}
+	c.rec = cl.rec
+	c.rec.Parsed(c.names[0], c.model, c.stream, c.prompts, c.choices)
 	if e := r.setTicket(c, req.Header); e != nil {
 		return nil, &failure{err: e}
 	}
@@ -183,6 +186,7 @@ func (r *Router) serve(cl *client, c *call) *failure {
 		}
 		a := r.newAttempt(c, n, p, d)
 		f = a.run(cl)
+		c.rec.Tried(time.Now(), recordCause(f))
 		if f == nil {
 			second.disproved(r)
 			return nil
@@ -228,6 +232,7 @@ func (r *Router) account(req *http.Request, cl *client, c *call, f *failure) {
 		}
 	}
 	r.m.requests.WithLabelValues(outcome, cause).Inc()
+	r.recordEnd(cl, outcome, f)
 	attrs = append(attrs, slog.String("path", req.URL.Path), slog.String("outcome", outcome), slog.Int("status", cl.status))
 	if f != nil {
 		attrs = append(attrs, slog.String("cause", cause), slog.String("side", f.cause().Side.String()), slog.String("phase", f.cause().Phase),

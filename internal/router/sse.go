@@ -31,6 +31,7 @@ type stream struct {
 	content  bool         // some of the answer itself was seen, or a choice has ended
 	finished map[int]bool // choices that ended
 	done     bool         // [DONE] was seen; nothing is let through after it
+	usage    usage        // told by the stream; zero: nothing
 }
 
 // reset prepares s for another stream and keeps its buffer.
@@ -142,6 +143,12 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 		if !json.Valid(data) {
 			return nil, fmt.Errorf("%w: an event is not JSON: %.80q", errMalformed, data)
 		}
+		if s.choices > 0 && len(s.finished) >= s.choices { // after the last finish comes the usage, if anything
+			var a answer
+			if json.Unmarshal(data, &a) == nil { // it is only shown
+				s.note(a.usage())
+			}
+		}
 		return nil, nil
 	}
 	var a answer
@@ -151,6 +158,7 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 	if e := a.failure(data, s.side, s.phase); e != nil {
 		return e, nil
 	}
+	s.note(a.usage())
 	ends, err := a.finishes()
 	if err != nil {
 		return nil, err

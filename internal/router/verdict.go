@@ -69,8 +69,11 @@ type answer struct {
 	Text      string `json:"text"`
 	OutputIDs []int  `json:"output_ids"`
 	Meta      *struct {
-		Finish json.RawMessage `json:"finish_reason"`
+		Finish     json.RawMessage `json:"finish_reason"`
+		Prompt     json.RawMessage `json:"prompt_tokens"`
+		Completion json.RawMessage `json:"completion_tokens"`
 	} `json:"meta_info"`
+	Usage json.RawMessage `json:"usage"`
 }
 
 // finishes lists the choices that ended.
@@ -131,6 +134,12 @@ func parseFinish(index int, raw json.RawMessage) (finish, error) {
 // of; err wraps errMalformed if it is not a complete answer. side and phase say
 // where it came from.
 func judge(kind openai.Kind, body []byte, side room.Side, phase string) (e *openai.Error, err error) {
+	_, e, err = judgeUsage(kind, body, side, phase)
+	return e, err
+}
+
+// judgeUsage is judge, and the tokens that the answer says it has.
+func judgeUsage(kind openai.Kind, body []byte, side room.Side, phase string) (u usage, e *openai.Error, err error) {
 	var list []answer
 	body = bytes.TrimSpace(body)
 	if len(body) > 0 && body[0] == '[' && kind == openai.KindGenerate {
@@ -140,26 +149,28 @@ func judge(kind openai.Kind, body []byte, side room.Side, phase string) (e *open
 		err = json.Unmarshal(body, &list[0])
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errMalformed, err)
+		return u, nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	for i := range list {
 		if e := list[i].failure(body, side, phase); e != nil {
-			return e, nil
+			return u, e, nil
 		}
+		one := list[i].usage()
+		u.Prompt, u.Completion = u.Prompt+one.Prompt, u.Completion+one.Completion
 		ends, err := list[i].finishes()
 		if err != nil {
-			return nil, err
+			return u, nil, err
 		}
 		for _, f := range ends {
 			if f.failed() {
-				return f.err(side, phase), nil
+				return u, f.err(side, phase), nil
 			}
 		}
 		if kind != openai.KindGenerate && (len(list[i].Choices) == 0 || len(ends) < len(list[i].Choices)) {
-			return nil, fmt.Errorf("%w: %d choices, %d of them finished", errMalformed, len(list[i].Choices), len(ends))
+			return u, nil, fmt.Errorf("%w: %d choices, %d of them finished", errMalformed, len(list[i].Choices), len(ends))
 		}
 	}
-	return nil, nil
+	return u, nil, nil
 }
 
 // failure is the error object of an answer or event, nil if it has none.

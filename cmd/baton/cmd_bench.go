@@ -17,8 +17,8 @@ import (
 )
 
 func newBench(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "bench", Short: "Measure: serve, lifecycle, transfer, pipeline"}
-	c.AddCommand(newBenchServe(g), newBenchLifecycle(), newBenchTransfer(), newBenchTransferTarget(), newBenchPipeline())
+	c := &cobra.Command{Use: "bench", Short: "Measure: serve, lifecycle, transfer, pipeline, router"}
+	c.AddCommand(newBenchServe(g), newBenchLifecycle(), newBenchTransfer(), newBenchTransferTarget(), newBenchPipeline(), newBenchRouter(), newBenchRouterFakes())
 	return c
 }
 

@@ -67,6 +67,7 @@ internal/chaos:                        internal/chaos/wire internal/stack intern
 internal/chaos/wire:                   golang.org/x/sys go.uber.org/goleak
 internal/bench:                        internal/room openai-go
 internal/bench/kvbench:                internal/transfer internal/kv internal/room golang.org/x/sys
+internal/bench/routerbench:            golang.org/x/sys
 internal/doctor:                       github.com/prometheus/common
 internal/doctor/collect:               internal/doctor
 internal/doctor/probe:                 internal/doctor internal/sglang internal/sglang/zmtp internal/session internal/transfer internal/kv internal/room

@@ -33,10 +33,13 @@ type Info struct {
 	// Export and Import is one page, and a worker with other ranks or pages can read it once it is laid anew.
 	Shards kv.Shards
 
-	ModelName    string // as shown in /v1/models
-	ModelPath    string
-	VocabSize    int
-	ContextLen   int // tokens one sequence may hold (prompt + answer)
+	ModelName  string // as shown in /v1/models
+	ModelPath  string
+	VocabSize  int
+	ContextLen int // tokens one sequence may hold (prompt + answer)
+	// StepTokens: a Prefill of at most so many tokens gives the bits of as many steps, which longer ones need not.
+	// 0: a Prefill of any length does.
+	StepTokens   int
 	KVCells      int // tokens all sequences together may hold
 	MaxSeqs      int // sequence slots usable by the scheduler
 	Threads      int
@@ -77,7 +80,8 @@ type Sampling struct {
 // Sampler is the state of one running choice (random state, penalty window).
 // It belongs to the goroutine that owns the context. Close frees it.
 type Sampler interface {
-	// Accept records a token that was not sampled here: resumption replays the emitted ones.
+	// Accept records a token that was not sampled here: what is sampled next is as if it had been. An answer that goes
+	// on in another engine replays the tokens it has.
 	Accept(t Token)
 	Close()
 }

@@ -158,7 +158,7 @@ func (e *Engine) Step(ctx context.Context, rows []engine.Row) ([]engine.Sampled,
 	e.place.commit(g)
 	for i, r := range rows {
 		if s := r.Sampler.(*sampler); s.chain != 0 {
-			out[i].Token = engine.Token(llama.SamplerSample(s.chain, e.ctx, e.rowAt[i]))
+			out[i].Token = s.sample(e.ctx, e.rowAt[i])
 		}
 		if r.Logprobs > 0 {
 			logits, err := e.logits(e.rowAt[i])

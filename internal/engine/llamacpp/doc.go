@@ -28,7 +28,9 @@
 //     are, up to 63 rows, on weights like the default model's (Q4_1; its kernels treat each
 //     row alone, those of f32 and f16 do not). With more threads a single row is split over
 //     them by the extent of the cache, and bits depend on other sequences again.
-//   - Both hold while sequences find free blocks above those they have, which a cache
+//   - Prefill of at most 32 tokens gives the bits of as many steps, on the same conditions; longer ones do not. So an
+//     answer can go on in another context as if it had never left the first.
+//   - All hold while sequences find free blocks above those they have, which a cache
 //     that is nearly full cannot promise. The answers stay correct then, their last bits may differ.
 //
 // The library cannot tell how many cells are in use, and removes or accepts positions

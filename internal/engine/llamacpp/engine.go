@@ -197,7 +197,7 @@ func (e *Engine) describe(head *gguf.Head) error {
 		Engine: e.lib.name, ModelDigest: sum, KVLayout: kvLayout(e.layout), Attention: "flash=1 unified=1",
 		ChunkTokens: e.cfg.ChunkTokens,
 		ModelName:   modelName(e.cfg.Model), ModelPath: e.cfg.Model,
-		VocabSize: len(e.tok.eog), ContextLen: e.cfg.ContextLen, KVCells: e.cfg.KVCells,
+		VocabSize: len(e.tok.eog), ContextLen: e.cfg.ContextLen, StepTokens: stepTokens, KVCells: e.cfg.KVCells,
 		MaxSeqs: e.cfg.MaxSeqs, Threads: e.cfg.Threads,
 		ChatTemplate: head.Str("tokenizer.chat_template"),
 		BOS:          engine.Token(e.tok.bos), EOS: engine.Token(e.tok.eos),

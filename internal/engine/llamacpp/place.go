@@ -20,6 +20,9 @@ import "slices"
 // blockCells is the tile of the attention kernels.
 const blockCells = 64
 
+// stepTokens: the kernels take batches of fewer than 64 rows row by row, as in a step, and larger ones in tiles.
+const stepTokens = 32
+
 type cellState uint8
 
 const (

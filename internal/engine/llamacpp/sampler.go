@@ -11,13 +11,43 @@ import (
 
 // sampler is the state of one choice. Plain greedy needs none: chain is 0 and the
 // row's maximum is taken in Go.
+//
+// Each draw has a random number of its own, made of the seed and the number of tokens before it. The library's
+// sampler has a generator that moves on only at draws with a choice to make, so tokens alone would not tell where it is.
 type sampler struct {
-	chain  llama.Sampler
+	chain  llama.Sampler // penalties and filters, without the draw
+	draws  bool          // the choice ends with a draw
+	seed   uint32
+	before uint32 // tokens sampled or accepted
 	closed bool
+}
+
+// sample takes row i of the last batch.
+func (s *sampler) sample(ctx llama.Context, i int32) engine.Token {
+	if s.draws {
+		n := int32(llama.SamplerChainN(s.chain))
+		llama.SamplerChainAdd(s.chain, llama.SamplerInitDist(drawSeed(s.seed, s.before)))
+		defer func() { llama.SamplerFree(llama.SamplerChainRemove(s.chain, n)) }()
+	}
+	s.before++
+	return engine.Token(llama.SamplerSample(s.chain, ctx, i)) // which the chain accepts
+}
+
+// drawSeed seeds the draw after so many tokens: splitmix64's finaliser, so that neighbours have nothing in common.
+func drawSeed(seed, before uint32) uint32 {
+	x := uint64(seed)<<32 | uint64(before)
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	if out := uint32(x >> 32); out != randomSeed {
+		return out
+	}
+	return randomSeed - 1
 }
 
 // Accept implements [engine.Sampler].
 func (s *sampler) Accept(t engine.Token) {
+	s.before++
 	if s.chain != 0 && !s.closed {
 		llama.SamplerAccept(s.chain, llama.Token(t))
 	}
@@ -71,12 +101,7 @@ func (e *Engine) NewSampler(s engine.Sampling) (engine.Sampler, error) {
 		llama.SamplerChainAdd(chain, llama.SamplerInitMinP(s.MinP, 1))
 	}
 	llama.SamplerChainAdd(chain, llama.SamplerInitTemp(s.Temperature))
-	seed := s.Seed
-	if seed == randomSeed {
-		seed-- // every seed must give the same answer each time
-	}
-	llama.SamplerChainAdd(chain, llama.SamplerInitDist(seed))
-	return &sampler{chain: chain}, nil
+	return &sampler{chain: chain, draws: true, seed: s.Seed}, nil
 }
 
 // checkSampling refuses what would make the library abort or choose nonsense.

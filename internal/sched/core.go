@@ -108,6 +108,8 @@ func (c *core) validate(r *Request) *room.Cause {
 		return invalid("the prompt is empty")
 	case r.N < 1:
 		return invalid("n is %d, want at least 1", r.N)
+	case r.Emitted < 0 || r.Emitted >= len(r.Prompt) || r.Emitted > 0 && r.N != 1:
+		return invalid("%d tokens of an answer after a prompt of %d, n %d", r.Emitted, len(r.Prompt)-r.Emitted, r.N)
 	case r.MaxTokens < 0:
 		return invalid("max_tokens is %d, want at least 1", r.MaxTokens)
 	case r.Deadline.IsZero():
@@ -238,14 +240,23 @@ func engineCause(act string, err error) *room.Cause {
 	return &room.Cause{Code: room.CodeEngine, Detail: act + ": " + err.Error(), Retryable: true}
 }
 
-// bounds are the token ranges [b[i], b[i+1]) of the chunks of a prompt of n tokens;
-// the last token is not in them. A prompt of one token has none.
-func bounds(n, chunk int) []int {
+// bounds are the token ranges [b[i], b[i+1]) of the chunks of a request's prompt;
+// the last token is not in them. A prompt of one token has none. Tokens of an answer had been computed in steps, and
+// the prompt before them in chunks of its own: their chunks give the same bits.
+func (c *core) bounds(r *Request) []int {
 	b := []int{0}
-	for p := 0; p < n-1; {
-		p = min(p+chunk, n-1)
-		b = append(b, p)
+	to := func(end, chunk int) {
+		for p := b[len(b)-1]; p < end; {
+			p = min(p+chunk, end)
+			b = append(b, p)
+		}
 	}
+	n := len(r.Prompt) - 1
+	if r.Emitted > 0 && c.info.StepTokens > 0 {
+		to(n-r.Emitted, c.info.ChunkTokens)
+		to(n, min(c.info.StepTokens, c.info.ChunkTokens))
+	}
+	to(n, c.info.ChunkTokens)
 	return b
 }
 

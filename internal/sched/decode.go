@@ -131,7 +131,7 @@ func (d *Decode) Submit(ctx context.Context, r *Request) (Stream, error) {
 		return nil, c
 	}
 	j := &decodeJob{
-		life: l, bounds: bounds(len(r.Prompt), d.info.ChunkTokens), order: d.orders.Add(1), limit: limit, open: r.N,
+		life: l, bounds: d.bounds(r), order: d.orders.Add(1), limit: limit, open: r.N,
 		reserved: make(chan struct{}), loaded: make(chan struct{}),
 	}
 	go d.drive(j)

@@ -113,7 +113,7 @@ func (d *Decode) reserve(j *decodeJob) {
 	for i := range j.req.N {
 		j.rows = append(j.rows, &row{
 			j: j, choice: i, held: true, shares: true, seq: d.budget.takeSeq(), cap: growth,
-			last: j.req.Prompt[len(j.req.Prompt)-1], pos: j.promptCells(), out: newOutput(j.req.Stop, j.limit),
+			last: j.req.Prompt[len(j.req.Prompt)-1], pos: j.promptCells(), out: newOutput(j.req.Stop, j.limit, j.req.WholeTokens),
 		})
 	}
 	if j.req.Bootstrap == nil {
@@ -270,6 +270,9 @@ func (d *Decode) load(j *decodeJob) {
 			return
 		}
 		r.sampler = smp
+		for _, t := range j.req.Prompt[len(j.req.Prompt)-j.req.Emitted:] {
+			smp.Accept(t)
+		}
 	}
 	j.landed = nil
 	for _, r := range j.rows {

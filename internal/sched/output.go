@@ -17,7 +17,12 @@ import (
 // A token is released with the event that holds the last of its bytes. A token
 // wholly behind the cut is never released, one across it is shortened. An
 // end-of-generation token ends the choice and is not released.
+//
+// With whole set, text that ends inside a token waits for the rest of the token, so that lead is 0 between
+// events. Then an output that begins anew goes on where this one is: all that was told is neither part of a stop
+// string to come nor of a character.
 type output struct {
+	whole bool
 	stops [][]byte
 	limit int // tokens; >= 1
 	count int // tokens pushed, the end-of-generation token included
@@ -28,8 +33,8 @@ type output struct {
 	lead int          // bytes of toks[0] that were emitted before; it begins at -lead
 }
 
-func newOutput(stops []string, limit int) *output {
-	o := &output{limit: limit}
+func newOutput(stops []string, limit int, whole bool) *output {
+	o := &output{limit: limit, whole: whole}
 	for _, s := range stops {
 		if s != "" {
 			o.stops = append(o.stops, []byte(s))
@@ -104,20 +109,37 @@ func (o *output) cut(at int) {
 	}
 }
 
-// emit releases the text that begins before byte upto, all of it if finish is set, and
-// the tokens that go with it.
-func (o *output) emit(upto int, finish FinishReason, stop string) Event {
-	ev := Event{Finish: finish, MatchedStop: stop}
-	var text []byte
-	done := 0
+// text decodes the bytes that can be told and says how many these are.
+func (o *output) text(upto int, finish FinishReason) (text []byte, done int) {
+	var border, length, tok int // the last border of tokens that done met, and the text up to there
 	for done < upto {
 		if finish == "" && !utf8.FullRune(o.buf[done:]) {
 			break // the rest of the character may still come
 		}
 		r, n := utf8.DecodeRune(o.buf[done:])
+		if done+n > upto && o.whole && finish == "" {
+			break
+		}
 		text = utf8.AppendRune(text, r) // U+FFFD for a byte that is no character
 		done += n
+		for tok < len(o.ends) && o.ends[tok] < done {
+			tok++
+		}
+		if tok < len(o.ends) && o.ends[tok] == done {
+			border, length = done, len(text)
+		}
 	}
+	if o.whole && finish == "" {
+		return text[:length], border
+	}
+	return text, done
+}
+
+// emit releases the text that begins before byte upto, all of it if finish is set, and
+// the tokens that go with it.
+func (o *output) emit(upto int, finish FinishReason, stop string) Event {
+	ev := Event{Finish: finish, MatchedStop: stop}
+	text, done := o.text(upto, finish)
 	ev.Text = string(text)
 	n := 0
 	for n < len(o.toks) && (o.ends[n] <= done || finish != "") {

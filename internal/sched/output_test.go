@@ -13,7 +13,7 @@ import (
 // runOutput pushes pieces and gathers the whole answer, checking each event.
 func runOutput(t testing.TB, stops []string, limit int, pieces [][]byte, eogAt int) (text string, toks []TokenEvent, last Event) {
 	t.Helper()
-	o := newOutput(stops, limit)
+	o := newOutput(stops, limit, false)
 	var sb strings.Builder
 	for i, p := range pieces {
 		ev, ok := o.push(TokenEvent{ID: engine.Token(i), Bytes: p}, i == eogAt)
@@ -141,7 +141,7 @@ func TestFinishCauses(t *testing.T) {
 }
 
 func TestHeldBackNoLongerThanNeeded(t *testing.T) {
-	o := newOutput([]string{"ab", "xyz"}, 100)
+	o := newOutput([]string{"ab", "xyz"}, 100, false)
 	var got []string
 	for _, s := range []string{"1", "a", "c", "x", "y", "x", "y", "q", "\xc3", "\xbc"} {
 		ev, _ := o.push(TokenEvent{Bytes: []byte(s)}, false)

@@ -124,7 +124,7 @@ func (p *Prefill) Submit(ctx context.Context, r *Request) (Stream, error) {
 	if c != nil {
 		return nil, c
 	}
-	j := &prefillJob{life: l, bounds: bounds(len(r.Prompt), p.info.ChunkTokens)}
+	j := &prefillJob{life: l, bounds: p.bounds(r)}
 	j.want = make(chan int, len(j.bounds))
 	s, err := p.senders.Open(transfer.OpenSender{
 		Key: r.Bootstrap.Key, Deadline: r.Deadline, Chunks: chunkSizes(j.bounds, p.eng.ChunkBytes), Bounds: j.bounds, Digest: transfer.Digest(r.Prompt),

@@ -17,6 +17,9 @@ import (
 type Request struct {
 	ID     string // rid; unique among live requests, made by the edge
 	Prompt []engine.Token
+	// Emitted: the last so many tokens of Prompt are the beginning of the answer, which another worker made and its
+	// client has. The answer goes on after them as if it had been made here. N is 1 then.
+	Emitted int
 	// N choices share the prompt's KV. N >= 1.
 	N        int
 	Sampling engine.Sampling // choice i uses Seed+i
@@ -25,6 +28,9 @@ type Request struct {
 	Stop      []string // never part of the text; may span tokens
 	IgnoreEOS bool
 	Logprobs  int // as engine.Row.Logprobs
+	// WholeTokens: an event's text is that of its tokens, no more and no less, so that the answer can go on after any
+	// event. Only the last may have less.
+	WholeTokens bool
 	// Bootstrap: where the prompt's KV comes from (decode) or goes to (prefill).
 	// nil on a decode worker: it computes the prompt itself (monolithic).
 	Bootstrap *Bootstrap

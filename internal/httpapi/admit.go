@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,6 +43,8 @@ type admitted struct {
 	prompts  [][]engine.Token
 	ids      []string // names that /abort_request may use
 	deadline time.Time
+	// tellTokens: the events tell their tokens, so that the answer can go on elsewhere.
+	tellTokens bool
 }
 
 // admit reads, parses and checks a generation request.
@@ -66,6 +69,7 @@ func (s *server) admit(w *response, r *http.Request, kind openai.Kind) (*admitte
 		return nil, openai.FromErr(err)
 	}
 	a.req = req
+	a.tellTokens = r.Header.Get(openai.HeaderTokens) == "1" && req.Stream && req.Choices() == 1 && s.Role == RoleDecode
 	a.ids = s.name(w, req)
 	for i, b := range req.Bootstrap {
 		if i > 0 {
@@ -279,7 +283,13 @@ func (a *admitted) schedRequest(s *server, i int, deadline time.Time) *sched.Req
 		// Clients' ids need not be unique; the counter makes them so.
 		ID:     fmt.Sprintf("%s/%d", id, s.counter.Add(1)),
 		Prompt: a.prompts[i], N: a.req.N, Sampling: a.req.Sampling, MaxTokens: a.req.MaxTokens,
-		Stop: a.req.Stop, IgnoreEOS: a.req.IgnoreEOS, Logprobs: a.req.Logprobs, Deadline: deadline,
+		Stop: a.req.Stop, IgnoreEOS: a.req.IgnoreEOS, Logprobs: a.req.Logprobs, Deadline: deadline, WholeTokens: a.tellTokens,
+	}
+	if r := a.req.Resume; r != nil {
+		req.Prompt, req.Emitted = slices.Concat(req.Prompt, r.Tokens), len(r.Tokens)
+		if req.MaxTokens > 0 {
+			req.MaxTokens -= len(r.Tokens) // at least one is left
+		}
 	}
 	if len(a.req.Bootstrap) > 0 {
 		b := a.req.Bootstrap[i]

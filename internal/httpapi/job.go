@@ -21,6 +21,7 @@ type choice struct {
 	text          strings.Builder
 	tokens        []sched.TokenEvent // kept only if the answer shows them
 	count         int                // tokens so far
+	before        int                // of count: made by another worker
 	last          engine.Token       // -1 before the first
 	finish        sched.FinishReason // "" while running
 	matched       string             // stop string, if one matched
@@ -78,7 +79,11 @@ func (s *server) newJob(w *response, r *http.Request, a *admitted) *job {
 	j.ctx, j.stop = context.WithDeadlineCause(r.Context(), a.deadline, j.deadlineCause())
 	for p := range a.prompts {
 		for range a.req.N {
-			j.choices = append(j.choices, &choice{index: len(j.choices), prompt: p, last: -1})
+			c := &choice{index: len(j.choices), prompt: p, last: -1}
+			if a.req.Resume != nil {
+				c.goOn(a.req.Resume, s.Tokenizer)
+			}
+			j.choices = append(j.choices, c)
 		}
 	}
 	j.shape = newShape(s, j)
@@ -153,7 +158,7 @@ func (j *job) close() {
 		j.w.phases = j.streams[0].Phases()
 	}
 	for _, c := range j.choices {
-		j.w.completeToks += c.count
+		j.w.completeToks += c.count - c.before
 	}
 }
 
@@ -189,12 +194,17 @@ func (j *job) stream() *openai.Error {
 		if err != nil {
 			return openai.FromErr(err)
 		}
+		role := j.req.Kind == openai.KindChat && !c.started
 		chunks, err := j.shape.chunks(c, ev)
 		if err != nil {
 			return openai.FromErr(err)
 		}
 		buf = buf[:0]
-		for _, data := range chunks {
+		for i, data := range chunks {
+			// With the event of the text: if the stream breaks between two events, the tokens say what the client has.
+			if j.tellTokens && ev.Text != "" && (i == 0 && !role || i == 1 && role) {
+				buf = j.appendTokens(buf, ev)
+			}
 			buf = openai.AppendEvent(buf, data)
 		}
 		if e := j.send(buf); e != nil {
@@ -222,6 +232,7 @@ func (j *job) send(events []byte) *openai.Error {
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")
 		h.Set("Cache-Control", "no-cache")
 		h.Set("X-Accel-Buffering", "no") // nginx would hold events back
+		j.setResumeHeaders(h)
 		j.w.streaming = true
 		j.w.WriteHeader(http.StatusOK)
 	}

@@ -35,17 +35,17 @@ func newShape(s *server, j *job) shape {
 	f := frame{created: s.now().Unix(), model: s.Info.ModelName, req: j.req, tok: s.Tokenizer}
 	switch j.req.Kind {
 	case openai.KindChat:
-		f.id = "chatcmpl-" + j.w.id
+		f.name("chatcmpl-" + j.w.id)
 		return &chatShape{f}
 	case openai.KindCompletion:
-		f.id = "cmpl-" + j.w.id
+		f.name("cmpl-" + j.w.id)
 		sh := &textShape{frame: f}
 		if j.req.Echo {
 			sh.echo = echoes(s.Tokenizer, j.admitted)
 		}
 		return sh
 	default:
-		f.id = j.w.id
+		f.name(j.w.id)
 		return &generateShape{frame: f, job: j}
 	}
 }
@@ -290,7 +290,11 @@ func (s *generateShape) generated(c *choice) openai.Generated {
 		g.OutputIDs = append(g.OutputIDs, int32(t.ID))
 	}
 	if c.finish != "" {
-		sec := s.job.s.now().Sub(s.job.w.start).Round(time.Microsecond).Seconds()
+		took := s.job.s.now().Sub(s.job.w.start)
+		if r := s.req.Resume; r != nil {
+			took += r.Elapsed
+		}
+		sec := took.Round(time.Microsecond).Seconds()
 		g.Meta.E2ELatency = &sec
 	}
 	if s.req.Logprobs > 0 {
@@ -302,6 +306,8 @@ func (s *generateShape) generated(c *choice) openai.Generated {
 // name is the id of a choice's prompt: its own, or the request's with its number.
 func (s *generateShape) name(c *choice) string {
 	switch {
+	case s.req.Resume != nil && s.req.Resume.ID != "":
+		return s.req.Resume.ID
 	case len(s.job.ids) > 1:
 		return s.job.ids[c.prompt]
 	case len(s.job.prompts) > 1:

@@ -110,6 +110,7 @@ var transportFields = fieldTable{
 	"bootstrap_room":         bootRoom,
 	"bootstrap_generation":   integer(0, math.MaxUint32, func(r *Request, v int64) { r.bootGen = uint32(v) }),
 	"priority":               integer(-100, 100, func(*Request, int64) {}), // of the router's queue
+	FieldResume:              resume,
 	"disagg_prefill_dp_rank": only("0"),
 	"data_parallel_rank":     only("0"),
 	"routed_dp_rank":         only("0"),

@@ -68,6 +68,8 @@ type Request struct {
 	RID []string // client's request ids: none, one, or one a prompt
 	// Bootstrap is empty or has one entry a prompt (chat: exactly one, whatever n is).
 	Bootstrap []Bootstrap
+	// Resume is the answer's beginning, if another worker has begun it; otherwise nil.
+	Resume *Resume
 
 	chatLogprobs, topLogprobs int // -1 absent
 	maxTokensLegacy           int
@@ -145,7 +147,7 @@ func parse(kind Kind, body []byte, fields fieldTable) (*Request, error) {
 // finish checks what concerns several fields at once and fills in defaults.
 func (r *Request) finish() *Error {
 	for _, check := range []func() *Error{
-		r.finishInput, r.finishLengths, r.finishStream, r.finishLogprobs, r.finishChoices, r.finishBootstrap,
+		r.finishInput, r.finishLengths, r.finishStream, r.finishLogprobs, r.finishChoices, r.finishBootstrap, r.finishResume,
 	} {
 		if e := check(); e != nil {
 			return e

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"strconv"
 	"strings"
@@ -179,6 +180,19 @@ type GenerateLogprob struct {
 // MarshalJSON writes the triple.
 func (g GenerateLogprob) MarshalJSON() ([]byte, error) {
 	return Marshal([]any{g.Logprob, g.ID, g.Text})
+}
+
+// UnmarshalJSON reads the triple.
+func (g *GenerateLogprob) UnmarshalJSON(b []byte) error {
+	*g = GenerateLogprob{}
+	parts := []any{&g.Logprob, &g.ID, &g.Text}
+	if err := json.Unmarshal(b, &parts); err != nil {
+		return err
+	}
+	if len(parts) != 3 {
+		return errors.New("a logprob is [number, token, text or null]")
+	}
+	return nil
 }
 
 // GenerateTop is the alternatives of one token.

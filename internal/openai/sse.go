@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strconv"
 )
 
 // DoneData is the data of the event that ends a stream that succeeded, and only such a one.
@@ -18,6 +19,47 @@ func AppendEvent(dst, data []byte) []byte {
 	dst = append(dst, "data: "...)
 	dst = append(dst, data...)
 	return append(dst, "\n\n"...)
+}
+
+// tokensLine begins the comment with an event's tokens.
+const tokensLine = ": baton-tokens "
+
+// AppendTokens appends the comment that begins an event, by which a router learns the tokens of its text. end: it is the last text,
+// after which no other worker can go on.
+func AppendTokens[T ~int32](dst []byte, tokens []T, end bool) []byte {
+	dst = append(dst, tokensLine...)
+	for i, t := range tokens {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(t), 10)
+	}
+	if end {
+		dst = append(dst, " end"...)
+	}
+	return append(dst, '\n')
+}
+
+// CutTokens takes the comment off an event and appends its tokens to dst. ok is false if the event does not begin with
+// a sound one; then nothing changes.
+func CutTokens[T ~int32](dst []T, event []byte) (tokens []T, end bool, rest []byte, ok bool) {
+	line, rest, found := bytes.Cut(event, []byte("\n"))
+	line, is := bytes.CutPrefix(line, []byte(tokensLine))
+	if !found || !is {
+		return dst, false, event, false
+	}
+	line, end = bytes.CutSuffix(line, []byte(" end"))
+	tokens = dst
+	for len(line) > 0 {
+		var one []byte
+		one, line, _ = bytes.Cut(line, []byte(","))
+		n, err := strconv.ParseUint(string(one), 10, 31)
+		if err != nil {
+			return dst, false, event, false
+		}
+		tokens = append(tokens, T(n))
+	}
+	return tokens, end, rest, true
 }
 
 // EventReader reads the data of server-sent events. Not safe for concurrent use.

@@ -45,6 +45,7 @@ type routerFlags struct {
 	prefixMiB         int
 	grace             time.Duration
 	fleet             fleetFlags
+	otlp              otlpFlags
 }
 
 func newRouter(g *globals) *cobra.Command {
@@ -56,6 +57,7 @@ func newRouter(g *globals) *cobra.Command {
 	}
 	f := c.Flags()
 	r.fleet.addTo(f)
+	r.otlp.add(f)
 	f.StringVar(&r.listen, "listen", "127.0.0.1:8080", "address to serve on")
 	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT (URL,kind=vllm without), then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
 	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL, then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
@@ -199,6 +201,10 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 	if err != nil {
 		return usageError{fmt.Errorf("--listen: %w", err)}
 	}
+	if cfg.Tracer, err = r.otlp.open("router", l.Addr().String(), log, reg); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	defer cfg.Tracer.Close()
 	rt, err := router.New(cfg)
 	if err != nil {
 		return errors.Join(usageError{err}, l.Close())

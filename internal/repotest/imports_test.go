@@ -47,7 +47,9 @@ internal/sched:                        internal/engine internal/transfer interna
 internal/openai:                       internal/engine internal/room gonja
 internal/httpbody:
 internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/engine internal/room prometheus
-internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/openai internal/httpbody internal/room prometheus
+internal/otel:                         go.opentelemetry.io/otel prometheus
+internal/otel/oteltest:                grpc go.opentelemetry.io/proto/otlp
+internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/openai internal/httpbody internal/otel internal/room prometheus
 internal/router/policy:
 internal/router/admission:
 internal/router/record:                internal/openai

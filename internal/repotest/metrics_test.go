@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/baton-pd/baton/internal/engine/sim"
+	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/router"
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/mem"
@@ -81,7 +82,12 @@ func running(t *testing.T) map[string]metric {
 	pAddr, pReg := startWorker(t, "prefill", network, boot)
 	dAddr, dReg := startWorker(t, "decode", network, nil)
 	rReg := prometheus.NewRegistry()
-	rt, err := router.New(router.Config{Registerer: rReg, Gatherer: rReg,
+	tracer, err := otel.Open(otel.Config{Endpoint: "127.0.0.1:1", Ratio: 0, Registerer: rReg}) // nothing is sent
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tracer.Close)
+	rt, err := router.New(router.Config{Tracer: tracer, Registerer: rReg, Gatherer: rReg,
 		Prefills: []router.Backend{{URL: "http://" + pAddr, BootstrapPort: bootPort}}, Decodes: []router.Backend{{URL: "http://" + dAddr}}})
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 )
 
@@ -67,6 +68,7 @@ type leg struct {
 	over atomic.Bool
 	// ended is when it was over, nanoseconds after the attempt's start.
 	ended atomic.Int64
+	span  *otel.Span // nil: not traced; the leg's goroutine's
 }
 
 func (l *leg) phase() string { return legPhase(l.at.Load()).String() }
@@ -94,6 +96,7 @@ type attempt struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	unlink func() bool // from the call's context
+	span   *otel.Span  // nil: not traced
 
 	header http.Header
 	kv     json.RawMessage // from a staged prefill; read after prefillDone
@@ -134,6 +137,7 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 		a.cancel(routerFailure(room.CodeInternal, false, "write the workers' bodies: %v", err))
 	}
 	a.unlink = context.AfterFunc(c.ctx, func() { a.cancel(context.Cause(c.ctx)) })
+	a.traceStart(n)
 	c.current.Store(a)
 	c.attempts++
 	a.record()
@@ -150,6 +154,7 @@ func (a *attempt) run(cl *client) *failure {
 		a.unlink()
 		a.prefill.w.put()
 		a.decode.w.put()
+		a.traceEnd(failureOf(a.r.base))
 		return failureOf(a.r.base)
 	}
 	defer a.r.group.leave()
@@ -164,10 +169,12 @@ func (a *attempt) run(cl *client) *failure {
 		defer t.Stop()
 	}
 	f := a.runDecode(cl)
+	a.decode.traceEnd(f)
 	a.decode.w.put()
 	if f == nil {
 		a.decode.w.outlier.succeeded(time.Now())
 		a.settle()
+		a.traceEnd(nil)
 		return nil
 	}
 	if a.ctx.Err() == nil {
@@ -178,7 +185,9 @@ func (a *attempt) run(cl *client) *failure {
 	a.unlink()
 	a.stopTimer()
 	a.r.release(a)
-	return a.named(failureOf(a.ctx))
+	f = a.named(failureOf(a.ctx))
+	a.traceEnd(f)
+	return f
 }
 
 // named puts the attempt's room and phase into a failure that knows of none.
@@ -252,6 +261,7 @@ func (a *attempt) runPrefill() {
 	defer a.prefill.w.put()
 	l := &a.prefill
 	f := l.consume()
+	l.traceEnd(f)
 	if f == nil {
 		l.w.outlier.succeeded(time.Now())
 		a.c.rec.PrefillDone(time.Now(), a.rooms[0])

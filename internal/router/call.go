@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/baton-pd/baton/internal/openai"
+	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/admission"
 	"github.com/baton-pd/baton/internal/router/record"
@@ -50,6 +51,7 @@ type call struct {
 	waited     time.Duration // in the queue
 	queued     atomic.Bool   // is waiting in the queue
 	rec        *record.Entry // what happens to it; nil for the router's own probes
+	span       *otel.Span    // nil: not traced
 }
 
 // deadlineFailure says what the request was waiting for when its time was over.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/router/policy"
 )
 
@@ -90,6 +91,8 @@ type Config struct {
 	Registerer prometheus.Registerer // for the router's metrics [a registry of its own]
 	Gatherer   prometheus.Gatherer   // behind /metrics [the registry of its own]
 	Version    string
+	// Tracer makes spans of requests [nil: none are made]; the caller closes it after the router.
+	Tracer *otel.Tracer
 	// DialContext opens connections to workers [a net.Dialer with DialTimeout].
 	DialContext func(ctx context.Context, network, addr string) (net.Conn, error)
 }

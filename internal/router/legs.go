@@ -47,7 +47,7 @@ func (l *leg) send(ctx context.Context, cancel context.CancelFunc) (*http.Respon
 	a := l.a
 	req := (&http.Request{
 		Method: http.MethodPost, URL: l.w.base.JoinPath(a.c.path), Host: l.w.base.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: a.header, Body: l.body.open(), ContentLength: l.body.length,
+		Header: l.traceSend(), Body: l.body.open(), ContentLength: l.body.length,
 		// A connection that the worker closed while it was idle may be replaced unseen.
 		GetBody: func() (io.ReadCloser, error) { return l.body.open(), nil },
 	}).WithContext(ctx)
@@ -245,6 +245,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 				a.c.rec.Token(time.Now())
 				l.enter(legStream)
 				s.phase = l.phase()
+				l.span.Event("first_token")
 			}
 			if err := cl.events(resp.Header, resp.StatusCode, forward); err != nil {
 				return a.c.clientGone("write to the client: " + plainError(err))

@@ -115,11 +115,15 @@ func (r *Router) acquire(c *call, n int, avoid map[*worker]bool, last blame) (p,
 	var full *admission.FullError
 	switch {
 	case errors.As(err, &full):
-		return nil, nil, errTurnedAway(full)
+		f = errTurnedAway(full)
 	case err != nil:
-		return nil, nil, failureOf(c.ctx)
+		f = failureOf(c.ctx)
 	case missing != "":
-		return nil, nil, routerFailure(room.CodeUnavailable, true, "%s", missing)
+		f = routerFailure(room.CodeUnavailable, true, "%s", missing)
+	}
+	c.traceWait(n, start, f)
+	if f != nil {
+		return nil, nil, f
 	}
 	return p, d, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/httpbody"
 	"github.com/baton-pd/baton/internal/openai"
+	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 )
 
@@ -25,8 +26,10 @@ func (r *Router) generation(kind openai.Kind, path string) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		cl := newClient(w)
 		cl.rec = r.journal.Begin(time.Now(), path, clientHost(req.RemoteAddr))
+		span := r.traceCall(req, path)
 		c, f := r.accept(cl, req, kind, path)
 		if f == nil {
+			c.span = span
 			f = r.serve(cl, c)
 			r.leave(c)
 			r.live.remove(c)
@@ -38,7 +41,7 @@ func (r *Router) generation(kind openai.Kind, path string) http.HandlerFunc {
 		if f != nil {
 			cl.fail(f)
 		}
-		r.account(req, cl, c, f)
+		r.account(req, cl, c, f, span)
 		if cl.cut {
 			panic(http.ErrAbortHandler) // closes the connection without a proper end of the body
 		}
@@ -212,7 +215,7 @@ func (r *Router) serve(cl *client, c *call) *failure {
 }
 
 // account counts and logs the end of a request: one line each.
-func (r *Router) account(req *http.Request, cl *client, c *call, f *failure) {
+func (r *Router) account(req *http.Request, cl *client, c *call, f *failure, span *otel.Span) {
 	outcome, cause, level := "ok", "none", slog.LevelInfo
 	attrs := make([]slog.Attr, 0, 20)
 	if f != nil {
@@ -233,6 +236,7 @@ func (r *Router) account(req *http.Request, cl *client, c *call, f *failure) {
 	}
 	r.m.requests.WithLabelValues(outcome, cause).Inc()
 	r.recordEnd(cl, outcome, f)
+	endCall(span, c, cl.status, outcome, f)
 	attrs = append(attrs, slog.String("path", req.URL.Path), slog.String("outcome", outcome), slog.Int("status", cl.status))
 	if f != nil {
 		attrs = append(attrs, slog.String("cause", cause), slog.String("side", f.cause().Side.String()), slog.String("phase", f.cause().Phase),

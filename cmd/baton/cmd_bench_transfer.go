@@ -45,6 +45,7 @@ func newBenchTransfer() *cobra.Command {
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
 	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size")
 	f.IntVar(&b.sizeMiB, "size-mib", 256, "bytes a round, in MiB")
+	f.Var(&b.work.Huge, "huge-pages", "memory of both processes: advise, hugetlb (reserve them before: vm.nr_hugepages) or off")
 	f.StringVar(&b.json, "json", "", "also write the rows to this file")
 	f.StringVar(&b.svg, "svg", "", "also draw the rows into this file")
 	f.BoolVar(&b.fair, "fair", false, "instead: small writes of one room while another one moves 1 GiB")
@@ -140,7 +141,7 @@ func (b *transferBench) runFair(ctx context.Context, out io.Writer) error {
 			continue
 		}
 		err := b.withTarget(ctx, name, func(tr transfer.Transport, in io.Writer, answers io.Reader) error {
-			row, err := kvbench.Fair(ctx, tr, name, b.work.Size, in, answers)
+			row, err := kvbench.Fair(ctx, tr, name, b.work, in, answers)
 			rows = append(rows, row)
 			return err
 		})
@@ -176,7 +177,8 @@ func (b *transferBench) withTarget(ctx context.Context, name string, f func(tran
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, self, "bench", "transfer-target", "--transport", name, "--size", strconv.Itoa(b.work.Size))
+	cmd := exec.CommandContext(ctx, self, "bench", "transfer-target", "--transport", name, "--size", strconv.Itoa(b.work.Size),
+		"--huge-pages", b.work.Huge.String())
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -200,7 +202,7 @@ func (b *transferBench) withTarget(ctx context.Context, name string, f func(tran
 // newBenchTransferTarget is the other process; `bench transfer` starts it.
 func newBenchTransferTarget() *cobra.Command {
 	var name string
-	var size int
+	var work kvbench.Work
 	c := &cobra.Command{
 		Use: "transfer-target", Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -208,11 +210,12 @@ func newBenchTransferTarget() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return kvbench.ServeTarget(tr, size, cmd.InOrStdin(), cmd.OutOrStdout())
+			return kvbench.ServeTarget(tr, work, cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 	c.Flags().StringVar(&name, "transport", "tcp", "")
-	c.Flags().IntVar(&size, "size", 256<<20, "")
+	c.Flags().IntVar(&work.Size, "size", 256<<20, "")
+	c.Flags().Var(&work.Huge, "huge-pages", "")
 	return c
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/baton-pd/baton/internal/engine"
 	"github.com/baton-pd/baton/internal/engine/llamacpp"
 	"github.com/baton-pd/baton/internal/engine/sim"
+	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/session"
 	"github.com/baton-pd/baton/internal/setup"
 	"github.com/baton-pd/baton/internal/transfer"
@@ -145,6 +146,7 @@ type workerFlags struct {
 	pageBytes                   int
 	maxBodyMiB                  int
 	poison                      bool
+	hugePages                   kv.HugePages
 	timeouts                    worker.Timeouts
 	keepaliveTime, keepaliveMax time.Duration
 	shutdownGrace               time.Duration
@@ -164,6 +166,7 @@ func (w *workerFlags) add(f *pflag.FlagSet, listen string) {
 	w.nixl.add(f)
 	f.IntVar(&w.maxQueue, "max-queue", 256, "requests that may wait; more are answered 503")
 	f.IntVar(&w.poolMiB, "pool-mib", 512, "MiB of KV memory outside the engine: decode's landing pages, prefill's staging")
+	f.Var(&w.hugePages, "huge-pages", "of that memory: advise (transparent ones where the kernel lets us), hugetlb (reserved ones, vm.nr_hugepages) or off")
 	f.IntVar(&w.pageBytes, "page-bytes", 0, "bytes a page (default: one whole chunk)")
 	f.IntVar(&w.maxBodyMiB, "max-body-mib", 32, "MiB of a request body at most; larger ones are answered 413")
 	f.BoolVar(&w.poison, "poison-pages", false, "check that nothing is stored into free pages (slow; for tests)")
@@ -243,7 +246,7 @@ func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer, on
 // config is the worker's, without its log and transports.
 func (w *workerFlags) config(eng engine.Compute, l net.Listener) worker.Config {
 	return worker.Config{
-		ID: w.id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison,
+		ID: w.id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison, HugePages: w.hugePages,
 		MaxQueue: w.maxQueue, MaxRunning: w.maxRunning, Timeouts: w.timeouts,
 		Session:   session.Tuning{KeepaliveTime: w.keepaliveTime, KeepaliveTimeout: w.keepaliveMax},
 		RoomTrace: w.roomTrace, RoomTraceBytes: int64(w.roomTraceMiB) << 20,

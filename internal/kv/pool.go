@@ -18,6 +18,8 @@ type Config struct {
 	Pages     int    // >= 1
 	// Plain: anonymous memory instead of a memfd; peers on the same machine cannot map it.
 	Plain bool
+	// Huge is how the memory comes by huge pages.
+	Huge HugePages
 	// Poison overwrites free pages with a pattern and checks it when they are taken
 	// again, which finds stores into pages that nobody holds. For tests: each
 	// return and each Alloc then touches every byte.
@@ -46,6 +48,7 @@ type Pool struct {
 	cfg Config
 	mem []byte // nil after Close succeeded; written only then
 	fd  int
+	got HugePages // what became of cfg.Huge
 
 	mu     sync.Mutex
 	free   *freeMap
@@ -68,11 +71,15 @@ func Open(c Config) (*Pool, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	mem, fd, err := openMapping(c.Name, c.Pages*c.PageBytes, c.Plain)
+	mem, fd, got, err := openMapping(c.Name, c.Pages*c.PageBytes, c.Plain, c.Huge)
 	if err != nil {
 		return nil, fmt.Errorf("kv: open pool %s: %w", c.Name, err)
 	}
-	p := &Pool{cfg: c, mem: mem, fd: fd, free: newFreeMap(c.Pages), live: make(map[*Lease]struct{}), quar: list.New()}
+	if c.Huge == HugeTLB && got != HugeTLB {
+		c.Log.Warn("kv: too few reserved huge pages, the pool has ordinary ones; raise vm.nr_hugepages or use advise",
+			"pool", c.Name, "bytes", len(mem), "got", got)
+	}
+	p := &Pool{cfg: c, mem: mem, fd: fd, got: got, free: newFreeMap(c.Pages), live: make(map[*Lease]struct{}), quar: list.New()}
 	if c.Poison {
 		for i := range c.Pages {
 			p.poison(PageID(i))
@@ -83,6 +90,9 @@ func Open(c Config) (*Pool, error) {
 
 // Memory is the whole mapping and its memfd, -1 if Plain. Both stay the pool's.
 func (p *Pool) Memory() (bytes []byte, fd int) { return p.mem, p.fd }
+
+// Huge is what became of Config.Huge: HugeAdvise is advice given, which the kernel may not have followed.
+func (p *Pool) Huge() HugePages { return p.got }
 
 // Page is the bytes of one page, capped at its end; for the owners of its lease.
 func (p *Pool) Page(id PageID) []byte {

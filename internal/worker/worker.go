@@ -68,8 +68,9 @@ type Config struct {
 	OnPool     func(mem transfer.Memory, pageBytes int)
 	PlainPool  bool // anonymous memory instead of a memfd: no shm
 	PoisonPool bool // tests: detect stores into free pages
-	MaxQueue   int  // requests that may wait; more are answered 503
-	MaxRunning int  // requests computed at a time
+	HugePages  kv.HugePages
+	MaxQueue   int // requests that may wait; more are answered 503
+	MaxRunning int // requests computed at a time
 	Timeouts   Timeouts
 	Session    session.Tuning
 	MaxBody    int64
@@ -145,7 +146,7 @@ func (c *Config) openPool(name string) (*kv.Pool, error) {
 		page = s.PageBytes() // a page of the pool is a page of a rank
 	}
 	pages := max(c.PoolBytes/page, 1)
-	p, err := kv.Open(kv.Config{Name: name, PageBytes: page, Pages: pages, Plain: c.PlainPool, Poison: c.PoisonPool, Log: c.Log})
+	p, err := kv.Open(kv.Config{Name: name, PageBytes: page, Pages: pages, Plain: c.PlainPool, Poison: c.PoisonPool, Huge: c.HugePages, Log: c.Log})
 	if err != nil {
 		return nil, fmt.Errorf("open KV pool of %d pages of %d bytes: %w", pages, page, err)
 	}
@@ -353,6 +354,7 @@ func (w *Worker) accounting() map[string]any {
 	}
 	if w.Pool != nil {
 		m["pool"] = w.Pool.Stats()
+		m["pool_huge_pages"] = w.Pool.Huge().String()
 	}
 	if w.Registry != nil {
 		s := w.Registry.Stats()

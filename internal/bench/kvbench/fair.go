@@ -29,9 +29,9 @@ const (
 
 // Fair times small writes of one room alone and while another room moves 1 GiB, posted as one
 // write for each pass over its memory, so that nothing but the transport itself can share.
-func Fair(ctx context.Context, tr transfer.Transport, name string, size int, in io.Writer, out io.Reader) (FairRow, error) {
+func Fair(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) (FairRow, error) {
 	row := FairRow{Transport: name}
-	s, err := open(ctx, tr, name, size, in, out)
+	s, err := open(ctx, tr, name, w, in, out)
 	if err != nil {
 		return row, err
 	}
@@ -43,8 +43,9 @@ func Fair(ctx context.Context, tr transfer.Transport, name string, size int, in 
 	to := places(len(s.bytes)/fairBlock, rooms)
 	per := len(to) / rooms
 	if per == 0 {
-		return row, fmt.Errorf("kvbench: %d bytes are too few", size)
+		return row, fmt.Errorf("kvbench: %d bytes are too few", w.Size)
 	}
+	fill(s.bytes, 1, 0) // pages that are not there yet are no part of what is measured
 	alone, err := s.singles(ctx, 1000, 1, fairBlock, to[per:])
 	if err != nil {
 		return row, err

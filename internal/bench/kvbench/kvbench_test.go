@@ -24,7 +24,7 @@ func measure(t *testing.T, to, from transfer.Transport, w Work) ([]Row, error) {
 	answers, say := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := ServeTarget(to, w.Size, questions, say)
+		err := ServeTarget(to, w, questions, say)
 		_ = say.Close()
 		ended <- err
 	}()
@@ -89,10 +89,10 @@ func TestFair(t *testing.T) {
 	answers, say := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- ServeTarget(tr, 16<<20, questions, say)
+		ended <- ServeTarget(tr, Work{Size: 16 << 20}, questions, say)
 		_ = say.Close()
 	}()
-	row, err := Fair(t.Context(), tr, "tcp", 16<<20, ask, answers)
+	row, err := Fair(t.Context(), tr, "tcp", Work{Size: 16 << 20}, ask, answers)
 	_ = ask.Close()
 	if terr := <-ended; err != nil || terr != nil {
 		t.Fatal(err, terr)

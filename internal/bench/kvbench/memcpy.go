@@ -2,17 +2,14 @@ package kvbench
 
 import (
 	"slices"
-
-	"github.com/baton-pd/baton/internal/kv"
 )
 
 // Memcpy is what one thread of this process can do: the same blocks copied between two
 // mappings of its own, the yardstick of shm.
 func Memcpy(w Work) ([]Row, error) {
-	const page = 4096
 	var maps [2][]byte
 	for i := range maps {
-		pool, err := kv.Open(kv.Config{Name: "bench memcpy", PageBytes: page, Pages: w.Size / page})
+		pool, err := w.pool("bench memcpy")
 		if err != nil {
 			return nil, err
 		}

@@ -22,6 +22,8 @@ type Work struct {
 	Rounds int   // repetitions, medians are reported
 	// Size of the pool in bytes: what a round writes, rounded down to whole blocks in each room.
 	Size int
+	// Huge is how the pools of both processes come by huge pages.
+	Huge kv.HugePages
 	// Latencies is how many single blocks are timed for each size; 0: none.
 	Latencies int
 }
@@ -46,7 +48,7 @@ type source struct {
 // Measure dials the target process behind in and out (see [ServeTarget]) and measures w.
 // A row whose bytes were wrong is returned with Verified false, and no error.
 func Measure(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) ([]Row, error) {
-	s, err := open(ctx, tr, name, w.Size, in, out)
+	s, err := open(ctx, tr, name, w, in, out)
 	if err != nil {
 		return nil, err
 	}
@@ -62,10 +64,15 @@ func Measure(ctx context.Context, tr transfer.Transport, name string, w Work, in
 	return rows, nil
 }
 
-// open maps size bytes and dials the target behind in and out.
-func open(ctx context.Context, tr transfer.Transport, name string, size int, in io.Writer, out io.Reader) (*source, error) {
+// pool maps w.Size bytes, rounded down to pages of 4 KiB.
+func (w *Work) pool(name string) (*kv.Pool, error) {
 	const page = 4096
-	pool, err := kv.Open(kv.Config{Name: "bench source", PageBytes: page, Pages: size / page})
+	return kv.Open(kv.Config{Name: name, PageBytes: page, Pages: w.Size / page, Huge: w.Huge})
+}
+
+// open maps the source's memory and dials the target behind in and out.
+func open(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) (*source, error) {
+	pool, err := w.pool("bench source")
 	if err != nil {
 		return nil, err
 	}

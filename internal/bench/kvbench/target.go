@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -71,17 +70,16 @@ type target struct {
 	rooms int
 }
 
-// ServeTarget registers size bytes with tr and answers questions from in until it ends.
+// ServeTarget registers the memory of w with tr and answers questions from in until it ends.
 // It is the whole life of the target process.
-func ServeTarget(tr transfer.Transport, size int, in io.Reader, out io.Writer) (err error) {
-	const page = 4096
-	pool, err := kv.Open(kv.Config{Name: "bench", PageBytes: page, Pages: size / page})
+func ServeTarget(tr transfer.Transport, w Work, in io.Reader, out io.Writer) (err error) {
+	pool, err := w.pool("bench")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = pool.Close() }()
 	bytes, fd := pool.Memory()
-	for i := 0; i < len(bytes); i += page {
+	for i := 0; i < len(bytes); i += 4096 {
 		bytes[i] = 0xff // every page is there before the first write
 	}
 	tg := &target{bytes: bytes, sink: &clockSink{}}

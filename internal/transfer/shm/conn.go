@@ -117,7 +117,7 @@ func (c *conn) free() {
 		_ = unix.Close(c.ctlFD)
 	}
 	if c.ctl.b != nil {
-		_ = unix.Munmap(c.ctl.b)
+		_ = unix.Munmap(c.ctl.b[:cap(c.ctl.b)])
 	}
 }
 

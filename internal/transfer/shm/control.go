@@ -100,7 +100,7 @@ func (c control) check() error {
 	return nil
 }
 
-// mapShared maps n bytes of fd, which must be as large.
+// mapShared maps n bytes of fd, which must be as large. The mapping goes on up to the slice's capacity.
 func mapShared(fd, n int) ([]byte, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -109,11 +109,15 @@ func mapShared(fd, n int) ([]byte, error) {
 	if n <= 0 || st.Size < int64(n) {
 		return nil, fmt.Errorf("map %d bytes of a file of %d", n, st.Size)
 	}
-	b, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	// Memory in reserved huge pages is mapped and unmapped in whole ones; Blksize is their size.
+	unit := max(int(st.Blksize), 1)
+	whole := (n + unit - 1) / unit * unit
+	b, err := unix.Mmap(fd, 0, whole, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map %d bytes: %w", n, err)
+		return nil, fmt.Errorf("map %d bytes: %w", whole, err)
 	}
-	return b, nil
+	_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // refused for what is in huge pages anyway, and by kernels without
+	return b[:n], nil
 }
 
 // table is the target's side of a control area. What it needs to know it keeps in its

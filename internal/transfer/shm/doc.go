@@ -18,7 +18,7 @@
 //
 // Each connection has a control area, a second memfd that both ends map (layout in
 // control.go): a table of grants with their spans and one atomic state word each. The
-// writer works in slices of at most [sliceBytes]. It enters a grant by a
+// writer works in slices of at most [maxSlice]. It enters a grant by a
 // compare-and-swap that counts it in, which fails once the grant is revoked, copies
 // one slice, and leaves. Revoke sets the revoked bit and sees in the same word whether
 // a writer is inside:

@@ -20,7 +20,7 @@ type mappings struct {
 func (m mappings) unmap() {
 	for _, b := range [][]byte{m.mem, m.ctl.b} {
 		if b != nil {
-			_ = unix.Munmap(b) // fails only for what is no mapping
+			_ = unix.Munmap(b[:cap(b)]) // fails only for what is no mapping
 		}
 	}
 }

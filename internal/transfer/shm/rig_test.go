@@ -60,7 +60,7 @@ func memory(t testing.TB, n int) transfer.Memory {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = unix.Munmap(b)
+		_ = unix.Munmap(b[:cap(b)])
 		_ = unix.Close(fd)
 	})
 	return transfer.Memory{Bytes: b, FD: fd}

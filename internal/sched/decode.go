@@ -254,6 +254,10 @@ func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 				}
 			case i < j.chunks(): // in order; a prompt of one token has an empty chunk
 				chunks, last = append(chunks, recv.Chunk(i)), time.Now()
+				j.chunkTime(last, last)
+				if len(chunks) == j.chunks() {
+					j.mark(func(t *Phases) *time.Time { return &t.Landed })
+				}
 			}
 		case <-done:
 			if err := recv.Err(); err != nil {

@@ -107,6 +107,7 @@ func (d *Decode) firstCap(j *decodeJob) int {
 
 // reserve gives j cells and sequences; it fits. From now on its KV comes in.
 func (d *Decode) reserve(j *decodeJob) {
+	j.mark(func(t *Phases) *time.Time { return &t.Reserved })
 	growth := d.firstCap(j)
 	d.budget.take(j.promptCells() + j.req.N*growth)
 	j.sharers = j.req.N
@@ -241,7 +242,9 @@ func (d *Decode) computeLocal() bool {
 		}
 		return true
 	}
-	since(d.met.chunk, began)
+	now := time.Now()
+	d.met.chunk.Observe(now.Sub(began).Seconds())
+	j.chunkTime(began, now)
 	d.local = append(d.local[1:], j)
 	j.imported++
 	d.loadIfComplete(j)

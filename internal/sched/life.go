@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -207,7 +208,20 @@ func (l *life) Close() {
 func (l *life) Phases() Phases {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.times
+	t := l.times
+	t.Chunks = slices.Clone(t.Chunks) // the last one may still grow
+	return t
+}
+
+// chunkTime notes a chunk of the prompt.
+func (l *life) chunkTime(from, to time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := len(l.times.Chunks); n == maxChunkTimes {
+		l.times.Chunks[n-1].To = to
+		return
+	}
+	l.times.Chunks = append(l.times.Chunks, ChunkTime{from, to})
 }
 
 // firstToken notes the request's first token, once.

@@ -190,6 +190,7 @@ func (p *Prefill) lead(j *prefillJob) {
 			p.bufferFailed(j, err)
 			return
 		}
+		j.mark(func(t *Phases) *time.Time { return &t.Sent })
 		j.enter(phaseInflight)
 		j.sending.Send(0)
 	} else {
@@ -329,6 +330,7 @@ func (p *Prefill) admitWaiting() {
 		p.budget.take(j.cells())
 		j.seq, j.resident = p.budget.takeSeq(), true
 		p.active = append(p.active, j)
+		j.mark(func(t *Phases) *time.Time { return &t.Reserved })
 		j.enter(phaseForward)
 	}
 }
@@ -351,8 +353,12 @@ func (p *Prefill) compute(j *prefillJob) {
 	})
 	switch {
 	case err == nil:
-		p.met.chunk.Observe((time.Since(began) - exports).Seconds())
-		j.computed++
+		now := time.Now()
+		p.met.chunk.Observe((now.Sub(began) - exports).Seconds())
+		j.chunkTime(began, now)
+		if j.computed++; j.computed == j.chunks() {
+			j.mark(func(t *Phases) *time.Time { return &t.Computed })
+		}
 	case errors.Is(err, engine.ErrInterrupted) && j.dead():
 		p.release(j)
 		return
@@ -400,6 +406,9 @@ func (p *Prefill) computeLayers(ctx context.Context, j *prefillJob, buf [][]byte
 		}
 		next++
 		began, last := time.Now(), next == groups
+		if i == 0 && g == 0 {
+			j.mark(func(t *Phases) *time.Time { return &t.Sent })
+		}
 		ranges, err := p.layers.ExportLayers(j.seq, a, b, g, buf)
 		if err != nil {
 			return err
@@ -411,6 +420,7 @@ func (p *Prefill) computeLayers(ctx context.Context, j *prefillJob, buf [][]byte
 		}
 		if last && i == j.chunks()-1 {
 			j.forwarded = began
+			j.mark(func(t *Phases) *time.Time { return &t.Computed })
 			j.enter(phaseInflight) // before the last part: the room may succeed at once
 		}
 		j.sending.SendPart(i, spans, last)
@@ -437,6 +447,9 @@ func (p *Prefill) export(j *prefillJob) bool {
 		worked = true
 		if j.exported == j.chunks() {
 			j.enter(phaseInflight) // before Send: the room may succeed at once
+		}
+		if i == 0 {
+			j.mark(func(t *Phases) *time.Time { return &t.Sent })
 		}
 		j.sending.Send(i)
 	}

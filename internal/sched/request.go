@@ -71,10 +71,24 @@ type TokenEvent struct {
 	Top     []engine.TokenLogprob
 }
 
-// Phases are the times of a request's way, for usage, logs and metrics.
+// Phases are the times of a request's way, for usage, logs, metrics and traces. Zero: it has not come so far.
 type Phases struct {
 	Submitted, Granted, Transferred, FirstToken, Ended time.Time
+	// Reserved is when it got cells of the engine: the decode side before it asks for the grant, the prefill side after.
+	Reserved time.Time
+	// Sent is when the first bytes of KV were handed over, Computed when the last chunk was computed (prefill side).
+	Sent, Computed time.Time
+	// Landed is when the last chunk had landed (decode side).
+	Landed time.Time
+	// Chunks are the prompt's, in order; the last of maxChunkTimes covers all that follow.
+	Chunks []ChunkTime
 }
+
+// ChunkTime is when a chunk was computed, from and to, or on a decode worker with a room when it had landed, twice the same.
+type ChunkTime struct{ From, To time.Time }
+
+// maxChunkTimes bounds what is kept of a long prompt.
+const maxChunkTimes = 64
 
 // Stream is the answer. One consumer. Events are buffered without bound by the
 // consumer's pace (bounded by MaxTokens), so a slow client never stalls the batch.

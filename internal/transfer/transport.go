@@ -12,6 +12,7 @@ package transfer
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/baton-pd/baton/internal/room"
 )
@@ -168,3 +169,16 @@ var (
 	// ErrPeerLost: the connection ended before the write was answered; it may be applied.
 	ErrPeerLost = errors.New("transfer: connection to peer lost")
 )
+
+// UnfencedError is what Target.Close returns when writers of these sessions, which only their own end or
+// their word fences, were still alive, stopped for instance, when its patience ended. Their Fenced never
+// comes: the memory must not be unmapped or used for anything else while they live.
+type UnfencedError struct {
+	Kind     string // of the transport
+	Sessions []SessionID
+}
+
+// Error names the sessions.
+func (e *UnfencedError) Error() string {
+	return fmt.Sprintf("%s: close: writers of %d sessions may still store into the memory: %d", e.Kind, len(e.Sessions), e.Sessions)
+}

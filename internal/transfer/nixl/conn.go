@@ -66,30 +66,6 @@ type fate struct {
 	left bool // not finished; otherwise landed
 }
 
-// accept takes connections until Close. An error such as too many open files is
-// waited out, so that the loop never dies before its target.
-func (t *target) accept() {
-	const shortest, longest = 5 * time.Millisecond, time.Second
-	pause := shortest
-	for {
-		c, err := t.ln.AcceptTCP()
-		if err == nil {
-			pause = shortest
-			t.admit(c)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		select {
-		case <-t.done:
-			return
-		case <-time.After(pause):
-			pause = min(2*pause, longest)
-		}
-	}
-}
-
 // admit starts the handshake of tc on its own goroutine, or refuses tc.
 func (t *target) admit(tc *net.TCPConn) {
 	t.mu.Lock()

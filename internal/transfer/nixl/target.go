@@ -1,7 +1,6 @@
 package nixl
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -14,17 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/door"
 )
-
-// UnfencedError is what Target.Close returns when writers of these sessions, which only
-// their own end fences, were still alive when its patience ended. Their Fenced never comes;
-// the memory must not be used for anything else while they live.
-type UnfencedError struct{ Sessions []transfer.SessionID }
-
-// Error names the sessions.
-func (e *UnfencedError) Error() string {
-	return fmt.Sprintf("nixl: close: writers of %d sessions may still store into the memory: %d", len(e.Sessions), e.Sessions)
-}
 
 // target is one control port and the memory.
 type target struct {
@@ -89,7 +79,7 @@ func newTarget(tr *Transport, ln *net.TCPListener, mem transfer.Memory, sink tra
 		live:     make(map[*session]struct{}),
 		greeting: make(map[*net.TCPConn]struct{}),
 	}
-	t.workers.Go(t.accept)
+	t.workers.Go(func() { door.Accept(t.ln.AcceptTCP, t.done, t.admit) })
 	return t, nil
 }
 
@@ -192,7 +182,7 @@ func (t *target) release(s *session) {
 
 // Allow implements [transfer.Target].
 func (t *target) Allow(g transfer.Grant) error {
-	list, ok := sortSpans(g.Spans, t.size)
+	list, ok := transfer.SortSpans(g.Spans, t.size)
 	if !ok {
 		return fmt.Errorf("nixl: allow grant %d: spans overlap or leave the memory: %w", g.ID, transfer.ErrBounds)
 	}
@@ -293,7 +283,7 @@ func (t *target) leave(c *conn, gone bool) {
 }
 
 // Close implements [transfer.Target]. It waits up to CloseGrace for writers that only
-// their own end fences; see [UnfencedError].
+// their own end fences; see [transfer.UnfencedError].
 func (t *target) Close() error {
 	t.mu.Lock()
 	first := !t.closed
@@ -347,31 +337,10 @@ func (t *target) unfenced() error {
 	if len(t.live) == 0 {
 		return nil
 	}
-	e := &UnfencedError{}
+	e := &transfer.UnfencedError{Kind: t.tr.Kind()}
 	for s := range t.live {
 		e.Sessions = append(e.Sessions, s.id)
 	}
 	slices.Sort(e.Sessions)
 	return e
-}
-
-// sortSpans returns a sorted copy of list without empty ones; false if they overlap or
-// leave a memory of size bytes.
-func sortSpans(list []transfer.Span, size uint64) ([]transfer.Span, bool) {
-	out := make([]transfer.Span, 0, len(list))
-	for _, s := range list {
-		if s.Off > size || s.Len > size-s.Off {
-			return nil, false
-		}
-		if s.Len > 0 {
-			out = append(out, s)
-		}
-	}
-	slices.SortFunc(out, func(a, b transfer.Span) int { return cmp.Compare(a.Off, b.Off) })
-	for i := 1; i < len(out); i++ {
-		if out[i].Off < out[i-1].Off+out[i-1].Len {
-			return nil, false
-		}
-	}
-	return out, true
 }

@@ -1,11 +1,8 @@
 package shm
 
 import (
-	"cmp"
 	"slices"
 	"sort"
-
-	"github.com/baton-pd/baton/internal/transfer"
 )
 
 // hole is a free range of an arena.
@@ -55,25 +52,4 @@ func (a *arena) give(at, n uint32) {
 	default:
 		a.holes = slices.Insert(a.holes, i, hole{at, n})
 	}
-}
-
-// sortSpans returns a sorted copy of list without empty ones; false if they overlap or
-// leave a memory of size bytes.
-func sortSpans(list []transfer.Span, size uint64) ([]transfer.Span, bool) {
-	out := make([]transfer.Span, 0, len(list))
-	for _, s := range list {
-		if s.Off > size || s.Len > size-s.Off {
-			return nil, false
-		}
-		if s.Len > 0 {
-			out = append(out, s)
-		}
-	}
-	slices.SortFunc(out, func(a, b transfer.Span) int { return cmp.Compare(a.Off, b.Off) })
-	for i := 1; i < len(out); i++ {
-		if out[i].Off < out[i-1].Off+out[i-1].Len {
-			return nil, false
-		}
-	}
-	return out, true
 }

@@ -44,30 +44,6 @@ type conn struct {
 	entry   [ringSlotLen]byte
 }
 
-// accept takes connections until Close. An error such as too many open files is
-// waited out, so that the loop never dies before its target.
-func (t *target) accept() {
-	const shortest, longest = 5 * time.Millisecond, time.Second
-	pause := shortest
-	for {
-		c, err := t.ln.AcceptUnix()
-		if err == nil {
-			pause = shortest
-			t.admit(c)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		select {
-		case <-t.done:
-			return
-		case <-time.After(pause):
-			pause = min(2*pause, longest)
-		}
-	}
-}
-
 // admit starts the handshake of uc on its own goroutine, or refuses uc.
 func (t *target) admit(uc *net.UnixConn) {
 	t.mu.Lock()

@@ -289,18 +289,3 @@ func TestArenaAgainstBitmap(t *testing.T) {
 		t.Fatalf("holes at the end: %v", a.holes)
 	}
 }
-
-func TestSortSpans(t *testing.T) {
-	got, ok := sortSpans([]transfer.Span{{Off: 9, Len: 3}, {Off: 20, Len: 0}, {Off: 1, Len: 8}}, 20)
-	if !ok || !slices.Equal(got, []transfer.Span{{Off: 1, Len: 8}, {Off: 9, Len: 3}}) {
-		t.Fatalf("sorted: %v, %v", got, ok)
-	}
-	for _, bad := range [][]transfer.Span{
-		{{Off: 0, Len: 65}}, {{Off: 65, Len: 0}}, {{Off: 1, Len: math.MaxUint64}},
-		{{Off: 0, Len: 8}, {Off: 7, Len: 8}}, {{Off: 8, Len: 8}, {Off: 8, Len: 8}},
-	} {
-		if got, ok := sortSpans(bad, 64); ok {
-			t.Errorf("%v accepted as %v", bad, got)
-		}
-	}
-}

@@ -41,7 +41,7 @@
 // process's memory before its files. So the end of the socket proves that no store
 // can follow, and is the only thing that does: CloseSession tells the source to go, and
 // Fenced follows when it has, however long that takes. Target.Close does not wait
-// for a stopped source: it returns an [UnfencedError], the memory stays the pool's
+// for a stopped source: it returns an [transfer.UnfencedError], the memory stays the pool's
 // and must not be reused for something else in this process.
 //
 // # Files

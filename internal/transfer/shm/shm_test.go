@@ -176,7 +176,7 @@ func TestCloseNamesUnfencedSessions(t *testing.T) {
 	r := p.raw(t)
 	r.enter(1)
 	err = tgt.Close()
-	var unfenced *UnfencedError
+	var unfenced *transfer.UnfencedError
 	if !errors.As(err, &unfenced) || len(unfenced.Sessions) != 1 || unfenced.Sessions[0] != 1 || unfenced.Error() == "" {
 		t.Fatalf("close: %v", err)
 	}

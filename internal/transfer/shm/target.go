@@ -12,17 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/door"
 )
-
-// UnfencedError is what Target.Close returns when writers of these sessions were still
-// alive, stopped for instance, when its patience ended. Their Fenced never comes; the
-// memory must not be unmapped or used for anything else while this process lives.
-type UnfencedError struct{ Sessions []transfer.SessionID }
-
-// Error names the sessions.
-func (e *UnfencedError) Error() string {
-	return fmt.Sprintf("shm: close: writers of %d sessions have not let go of the memory: %d", len(e.Sessions), e.Sessions)
-}
 
 // target is one socket and the registered memory.
 type target struct {
@@ -94,7 +85,7 @@ func newTarget(tr *Transport, ln *net.UnixListener, path string, mem transfer.Me
 		live:     make(map[*session]struct{}),
 		greeting: make(map[*net.UnixConn]struct{}),
 	}
-	t.wg.Go(t.accept)
+	t.wg.Go(func() { door.Accept(t.ln.AcceptUnix, t.done, t.admit) })
 	return t, nil
 }
 
@@ -186,7 +177,7 @@ func (t *target) release(s *session) {
 // Allow implements [transfer.Target]. A full grant table is ErrBusy: try again when
 // another grant has ended.
 func (t *target) Allow(g transfer.Grant) error {
-	list, ok := sortSpans(g.Spans, t.size)
+	list, ok := transfer.SortSpans(g.Spans, t.size)
 	if !ok {
 		return fmt.Errorf("shm: allow grant %d: spans overlap or leave the memory: %w", g.ID, transfer.ErrBounds)
 	}
@@ -360,7 +351,7 @@ func (t *target) leave(c *conn, gone bool) {
 }
 
 // Close implements [transfer.Target]. It waits up to CloseGrace for the writers; see
-// [UnfencedError].
+// [transfer.UnfencedError].
 func (t *target) Close() error {
 	t.mu.Lock()
 	first := !t.closed
@@ -417,7 +408,7 @@ func (t *target) unfenced() error {
 	if len(t.live) == 0 {
 		return nil
 	}
-	e := &UnfencedError{}
+	e := &transfer.UnfencedError{Kind: t.tr.Kind()}
 	for s := range t.live {
 		e.Sessions = append(e.Sessions, s.id)
 	}

@@ -178,7 +178,7 @@ func (c *conn) table(w *inWrite, h *header) error {
 
 func inside(spans, table []transfer.Span) bool {
 	for _, s := range table {
-		if !contains(spans, s) {
+		if !transfer.Within(spans, s) {
 			return false
 		}
 	}

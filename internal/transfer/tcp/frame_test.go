@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"math"
-	"math/rand/v2"
 	"testing"
 
 	"github.com/baton-pd/baton/internal/room"
@@ -109,62 +108,6 @@ func TestEntriesOverflowIsNoticed(t *testing.T) {
 	}
 }
 
-// TestContainsAgainstBitmap checks spans against one byte a byte.
-func TestContainsAgainstBitmap(t *testing.T) {
-	const size = 64
-	rnd := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
-		var spans []transfer.Span
-		for at := rnd.Uint64N(6); at < size; {
-			n := min(rnd.Uint64N(9), size-at)
-			spans = append(spans, transfer.Span{Off: at, Len: n})
-			at += n + rnd.Uint64N(6)
-		}
-		rnd.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
-		owner := make([]int, size) // which span owns a byte, 0 none
-		for k, s := range spans {
-			for i := range s.Len {
-				owner[s.Off+i] = k + 1
-			}
-		}
-		sorted, ok := sortSpans(spans, size)
-		if !ok {
-			t.Fatalf("disjoint spans refused: %v", spans)
-		}
-		for off := uint64(0); off < size; off++ {
-			for n := uint64(1); off+n <= size; n++ {
-				want := owner[off] != 0
-				for i := range n {
-					want = want && owner[off+i] == owner[off]
-				}
-				if got := contains(sorted, transfer.Span{Off: off, Len: n}); got != want {
-					t.Fatalf("contains(%v, %d+%d) = %v", sorted, off, n, got)
-				}
-			}
-		}
-	}
-	one := []transfer.Span{{Off: 8, Len: 8}}
-	for s, want := range map[transfer.Span]bool{
-		{Off: 8}: true, {Off: 16}: true, {Off: 17}: false, {Off: 7}: false,
-		{Off: 9, Len: math.MaxUint64}: false, {Off: math.MaxUint64, Len: 2}: false,
-	} {
-		if contains(one, s) != want {
-			t.Errorf("contains 8+8, %v: want %v", s, want)
-		}
-	}
-}
-
-func TestSortSpansRefuses(t *testing.T) {
-	for _, bad := range [][]transfer.Span{
-		{{Off: 0, Len: 65}}, {{Off: 65, Len: 0}}, {{Off: 1, Len: math.MaxUint64}},
-		{{Off: 0, Len: 8}, {Off: 7, Len: 8}}, {{Off: 8, Len: 8}, {Off: 8, Len: 8}}, {{Off: 0, Len: 64}, {Off: 5, Len: 1}},
-	} {
-		if got, ok := sortSpans(bad, 64); ok {
-			t.Errorf("%v accepted as %v", bad, got)
-		}
-	}
-}
-
 // FuzzMessages: what a decoder of one of the messages of fixed size accepts keeps its limits
 // and encodes to the same bytes again.
 func FuzzMessages(f *testing.F) {
@@ -233,7 +176,7 @@ func FuzzTable(f *testing.F) {
 			if got < s.Len {
 				t.Fatalf("sum %d is less than one length %d", got, s.Len)
 			}
-			if contains(spans, s) && (s.Off > 32 || s.Len > 32 || s.Off+s.Len > 32) {
+			if transfer.Within(spans, s) && (s.Off > 32 || s.Len > 32 || s.Off+s.Len > 32) {
 				t.Fatalf("%v is not inside %v", s, spans)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/door"
 )
 
 // target is one listener and the registered memory.
@@ -53,7 +54,7 @@ func newTarget(tr *Transport, ln *net.TCPListener, addr string, mem transfer.Mem
 		grants:   make(map[transfer.GrantID]*grant),
 		greeting: make(map[*net.TCPConn]struct{}),
 	}
-	t.wg.Go(t.accept)
+	t.wg.Go(func() { door.Accept(t.ln.AcceptTCP, t.done, t.admit) })
 	return t
 }
 
@@ -144,7 +145,7 @@ func (t *target) release(s *session) {
 
 // Allow implements [transfer.Target].
 func (t *target) Allow(g transfer.Grant) error {
-	spans, ok := sortSpans(g.Spans, uint64(len(t.mem)))
+	spans, ok := transfer.SortSpans(g.Spans, uint64(len(t.mem)))
 	if !ok {
 		return fmt.Errorf("tcp: allow grant %d: spans overlap or leave the memory: %w", g.ID, transfer.ErrBounds)
 	}
@@ -215,30 +216,6 @@ func (t *target) Close() error {
 	}
 	t.wg.Wait()
 	return err
-}
-
-// accept takes connections until Close. An error such as too many open files is
-// waited out, so that the loop never dies before its target.
-func (t *target) accept() {
-	const longest = time.Second
-	pause := 5 * time.Millisecond
-	for {
-		c, err := t.ln.AcceptTCP()
-		if err == nil {
-			pause = 5 * time.Millisecond
-			t.admit(c)
-			continue
-		}
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		select {
-		case <-t.done:
-			return
-		case <-time.After(pause):
-			pause = min(2*pause, longest)
-		}
-	}
 }
 
 // admit starts the handshake of c on its own goroutine, or refuses c.

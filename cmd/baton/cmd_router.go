@@ -30,6 +30,8 @@ type routerFlags struct {
 	timeout, max      time.Duration
 	firstByte, gap    time.Duration
 	localFallback     bool
+	resume            bool
+	maxResumes        int
 	ejectAfter        int
 	ejectTime         time.Duration
 	health            time.Duration
@@ -66,6 +68,8 @@ func newRouter(g *globals) *cobra.Command {
 	f.DurationVar(&r.firstByte, "first-byte-timeout", 0, "longest wait for a stream's first event; then another pair is tried (0: only the deadline)")
 	f.DurationVar(&r.gap, "inter-token-timeout", 0, "longest silence of a stream that has begun; comments do not break it (0: only the deadline)")
 	f.BoolVar(&r.localFallback, "local-fallback", false, "when no prefill worker is left to try, have a decode worker that can compute the prompt itself")
+	f.BoolVar(&r.resume, "resume", false, "a stream whose decode worker is lost or falls silent goes on with another pair (Baton workers)")
+	f.IntVar(&r.maxResumes, "max-resumes", 3, "how often a stream may go on so, with --resume")
 	f.IntVar(&r.ejectAfter, "eject-after", 3, "failures in a row that put a worker aside for a time (negative: never)")
 	f.DurationVar(&r.ejectTime, "eject-time", 5*time.Second, "how long for, the first time; it doubles up to 16 times that")
 	f.DurationVar(&r.health, "health-interval", time.Second, "time between health probes of a worker")
@@ -149,7 +153,7 @@ func parsePrefill(s string) (router.Backend, error) {
 func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
 	c := router.Config{
 		Policy: r.policy, PrefillPolicy: r.prefillPolicy, DecodePolicy: r.decodePolicy, SessionHeader: r.sessionHeader,
-		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, InterTokenTimeout: r.gap, LocalFallback: r.localFallback, EjectAfter: r.ejectAfter, EjectTime: r.ejectTime, HealthInterval: r.health,
+		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, InterTokenTimeout: r.gap, LocalFallback: r.localFallback, Resume: r.resume, MaxResumes: r.maxResumes, EjectAfter: r.ejectAfter, EjectTime: r.ejectTime, HealthInterval: r.health,
 		MaxBody: int64(r.maxBodyMiB) << 20, MaxInflight: r.maxInflight, Log: log, Registerer: reg, Gatherer: reg, Version: version,
 	}
 	if c.MaxQueue = r.maxQueue; c.MaxQueue == 0 {

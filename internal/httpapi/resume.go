@@ -13,7 +13,6 @@ import (
 // goOn makes c what it was where another worker told the last of r's tokens.
 func (c *choice) goOn(r *openai.Resume, tok engine.Tokenizer) {
 	c.started, c.count, c.before = true, len(r.Tokens), len(r.Tokens)
-	c.last = r.Tokens[len(r.Tokens)-1]
 	var text []byte
 	for i, t := range r.Tokens {
 		ev := sched.TokenEvent{ID: t, Bytes: tok.Piece(t)}
@@ -25,7 +24,7 @@ func (c *choice) goOn(r *openai.Resume, tok engine.Tokenizer) {
 				ev.Top = append(ev.Top, engine.TokenLogprob{Token: engine.Token(a.ID), Logprob: float32(a.Logprob)})
 			}
 		}
-		c.tokens = append(c.tokens, ev)
+		c.tokens, c.last = append(c.tokens, ev), t
 		text = append(text, ev.Bytes...)
 		for _, b := range ev.Bytes {
 			if utf8.RuneStart(b) {

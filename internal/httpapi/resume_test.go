@@ -138,7 +138,7 @@ func TestResumeIsAskedFor(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{
-		`"stream":true,"baton_resume":{}`, `"stream":true,"baton_resume":{"tokens":[]}`, `"stream":true,"baton_resume":[1]`, `"stream":true,"baton_resume":{"tokens":["a"]}`,
+		`"stream":true,"baton_resume":{}`, `"stream":true,"baton_resume":{"tokens":null}`, `"stream":true,"baton_resume":[1]`, `"stream":true,"baton_resume":{"tokens":["a"]}`,
 		`"baton_resume":{"tokens":[72]}`, `"stream":true,"n":2,"baton_resume":{"tokens":[72]}`, `"stream":true,"max_tokens":2,"baton_resume":{"tokens":[72,101]}`,
 		`"stream":true,"baton_resume":{"tokens":[72],"created":-1}`, `"stream":true,"baton_resume":{"tokens":[72,101],"logprobs":[[-1,72,null]]}`,
 		`"stream":true,"baton_resume":{"tokens":[72],"logprobs":[[-1,72]]}`, `"stream":true,"baton_resume":{"tokens":[72],"id":"` + strings.Repeat("x", 300) + `"}`,

@@ -22,7 +22,7 @@ const HeaderResumed = "X-Baton-Resumed"
 // Resume is the beginning of an answer that its client has. The request is the one that began it; the events go on after these
 // tokens, and count them.
 type Resume struct {
-	Tokens  []engine.Token // at least one
+	Tokens  []engine.Token // none: the answer had begun, but had no text yet
 	ID      string         // of the answer, as its events show it; "": a new one
 	Created int64          // as its events show it, in seconds; 0: now
 	Elapsed time.Duration  // since the client's request
@@ -34,7 +34,7 @@ type Resume struct {
 
 // wireResume is Resume as JSON.
 type wireResume struct {
-	Tokens   []engine.Token    `json:"tokens"`
+	Tokens   []engine.Token    `json:"tokens"` // null is missing
 	ID       string            `json:"id,omitempty"`
 	Created  int64             `json:"created,omitempty"`
 	Elapsed  int64             `json:"elapsed_ms,omitempty"`
@@ -54,8 +54,8 @@ func resume(r *Request, name string, raw []byte) *Error {
 		return invalid(name, "%s must be an object with the tokens of an answer", name)
 	}
 	switch {
-	case len(w.Tokens) == 0:
-		return invalid(name, "%s.tokens must not be empty", name)
+	case w.Tokens == nil:
+		return invalid(name, "%s.tokens must be a list of tokens", name)
 	case len(w.ID) > 2*MaxRIDBytes:
 		return invalid(name, "%s.id has %d bytes; at most %d", name, len(w.ID), 2*MaxRIDBytes)
 	case w.Created < 0 || w.Elapsed < 0 || w.Elapsed > math.MaxInt64/int64(time.Millisecond):

@@ -99,6 +99,7 @@ type attempt struct {
 	span   *otel.Span  // nil: not traced
 
 	header http.Header
+	resume json.RawMessage // what the workers need to go on with the call's stream; nil: nothing
 	kv     json.RawMessage // from a staged prefill; read after prefillDone
 
 	// answering: the decode worker has begun to answer, so it has the prompt's KV.
@@ -132,7 +133,11 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 	left := max(time.Until(c.deadline).Milliseconds(), 1)
 	a.header.Set(HeaderTimeout, strconv.FormatInt(left, 10))
 	a.ctx, a.cancel = context.WithCancelCause(r.base)
-	if err := a.setBodies(); err != nil { // parseBody found the body sound
+	err := a.setResume()
+	if err == nil {
+		err = a.setBodies()
+	}
+	if err != nil { // parseBody found the body sound
 		a.prefill.body, a.decode.body = bodyOf(nil), bodyOf(nil)
 		a.cancel(routerFailure(room.CodeInternal, false, "write the workers' bodies: %v", err))
 	}

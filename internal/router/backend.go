@@ -147,7 +147,7 @@ func natureOf(path string, o map[string]json.RawMessage) nature {
 func (r *Router) solo(c *call, avoid map[*worker]bool) (d *worker, busy bool) {
 	not, any := map[*worker]bool{}, false
 	for _, w := range r.decodes.workers() {
-		if able := w.alone(r.cfg.LocalFallback) && !avoid[w]; !able {
+		if able := w.alone(r.cfg.LocalFallback) && !avoid[w] && w.goesOn(c); !able {
 			not[w] = true
 		} else if w.usable() {
 			any = true
@@ -215,12 +215,16 @@ func (a *attempt) setBodies() error {
 		a.prefill.body = bodyOf(b)
 	case p != noWorker:
 		var b legBody
-		b.length, b.open = a.c.legBody(a.rid, p, a.rooms)
+		b.length, b.open = a.c.legBody(a.rid, p, a.rooms, a.resume)
 		a.prefill.body, a.decode.body = b, b
 	case d.is().kind == KindPlain || d.is().kind == KindVLLM:
 		a.decode.body = bodyOf(a.c.whole())
 	default:
-		b, err := openai.Rewrite(a.c.whole(), openai.Field{Name: "rid", Value: a.rid})
+		fields := []openai.Field{{Name: "rid", Value: a.rid}}
+		if a.resume != nil {
+			fields = append(fields, openai.Field{Name: openai.FieldResume, Value: a.resume})
+		}
+		b, err := openai.Rewrite(a.c.whole(), fields...)
 		if err != nil {
 			return err
 		}

@@ -13,7 +13,7 @@ import (
 // ours are the top-level fields that the router sets; what a client puts there is dropped.
 var ours = []openai.Field{
 	{Name: "rid"}, {Name: "bootstrap_host"}, {Name: "bootstrap_port"}, {Name: "bootstrap_room"}, {Name: "bootstrap_generation"},
-	{Name: FieldTimeout},
+	{Name: FieldTimeout}, {Name: openai.FieldResume},
 }
 
 // parsed is what the router needs to know of a body. The workers check the rest.
@@ -150,8 +150,8 @@ func (p *parsed) countChoices(kind openai.Kind, m map[string]json.RawMessage) in
 	return n
 }
 
-// legBody is the body for both workers of one attempt.
-func (p *parsed) legBody(rid json.RawMessage, w *worker, rooms []uint64) (length int64, open func() io.ReadCloser) {
+// legBody is the body for both workers of one attempt. resume, if not nil, is what they need to go on with a stream.
+func (p *parsed) legBody(rid json.RawMessage, w *worker, rooms []uint64, resume json.RawMessage) (length int64, open func() io.ReadCloser) {
 	head := make([]byte, 0, 192+24*len(rooms))
 	head = append(append(head, `{"rid":`...), rid...)
 	host, _ := openai.Marshal(w.bootHost) // a string always marshals
@@ -169,6 +169,9 @@ func (p *parsed) legBody(rid json.RawMessage, w *worker, rooms []uint64) (length
 	}
 	if p.batch {
 		head = append(head, ']')
+	}
+	if resume != nil {
+		head = append(append(head, `,"`+openai.FieldResume+`":`...), resume...)
 	}
 	if p.rest[0] != '}' {
 		head = append(head, ',')

@@ -50,6 +50,7 @@ type call struct {
 	placed     bool          // holds a place; the handler's
 	waited     time.Duration // in the queue
 	queued     atomic.Bool   // is waiting in the queue
+	thread     *thread       // of a stream that may go on with another pair; nil: it may not
 	rec        *record.Entry // what happens to it; nil for the router's own probes
 	span       *otel.Span    // nil: not traced
 }

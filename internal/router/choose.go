@@ -87,7 +87,7 @@ func (f *fleet) take(c *call, avoid map[*worker]bool, peer *worker) choice {
 	// A model that no worker is said to have is left to a worker to refuse.
 	listed := slices.ContainsFunc(workers, func(w *worker) bool { return w.serves(c.model) })
 	usable := func(w *worker) bool {
-		return w.usable() && (!listed || w.serves(c.model)) && (peer == nil || pairs(peer, w))
+		return w.usable() && w.goesOn(c) && (!listed || w.serves(c.model)) && (peer == nil || pairs(peer, w))
 	}
 	for _, fresh := range []bool{true, false} {
 		f.cands, f.from = f.cands[:0], f.from[:0]

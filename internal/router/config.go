@@ -59,6 +59,10 @@ type Config struct {
 	FirstByteTimeout time.Duration
 	// InterTokenTimeout bounds the silence of a stream that has begun; comments do not break it. [0: only the deadline counts]
 	InterTokenTimeout time.Duration
+	// Resume has a stream that breaks after its first byte go on with another pair, at most MaxResumes times [3], where the
+	// workers can: see thread.
+	Resume     bool
+	MaxResumes int
 	// EjectAfter is how many failures in a row, with no success between, eject a worker [3]; negative: never.
 	// EjectTime is how long for, the first time [5s]; see outlier.
 	EjectAfter int
@@ -135,6 +139,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxRetries == 0 {
 		c.MaxRetries = 2
+	}
+	if c.MaxResumes == 0 {
+		c.MaxResumes = 3
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = 32 << 20

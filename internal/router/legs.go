@@ -3,6 +3,7 @@ package router
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -182,6 +183,9 @@ func (a *attempt) runDecode(cl *client) *failure {
 	if isEventStream(resp.Header) {
 		return a.forwardStream(cl, resp, cancel)
 	}
+	if cl.started {
+		return l.malformed(errors.New("not a stream"))
+	}
 	return a.forwardAnswer(cl, resp)
 }
 
@@ -227,6 +231,12 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 	s.reset(l.w.side, l.phase(), a.c.choices)
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)
+	if t := a.c.thread; t != nil {
+		if f := t.begins(l, resp.Header); f != nil {
+			return f
+		}
+		s.follow, s.keep = t.never == "", t.keep
+	}
 	watch := newStall(a.r.cfg.InterTokenTimeout, a.stalled)
 	defer watch.stop()
 	defer func() { a.c.rec.Usage(s.usage.Prompt, s.usage.Completion) }() // before s is given back
@@ -242,6 +252,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 			}
 			if s.content && !a.answering.Load() {
 				a.answering.Store(true)
+				a.wentOn()
 				a.c.rec.Token(time.Now())
 				l.enter(legStream)
 				s.phase = l.phase()
@@ -249,6 +260,9 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 			}
 			if err := cl.events(resp.Header, resp.StatusCode, forward); err != nil {
 				return a.c.clientGone("write to the client: " + plainError(err))
+			}
+			if s.follow {
+				a.c.thread.forwarded(s)
 			}
 		}
 		switch {

@@ -13,6 +13,8 @@ type metrics struct {
 	legErrors *prometheus.CounterVec // leg, worker, cause
 	releases  *prometheus.CounterVec // leg, result
 	ejections *prometheus.CounterVec // leg, worker
+	resumes   *prometheus.CounterVec // cause
+	resumeGap prometheus.Histogram
 	seconds   prometheus.Histogram
 	queue     prometheus.Histogram
 	first     prometheus.Histogram
@@ -36,6 +38,12 @@ func newMetrics(r *Router, reg prometheus.Registerer) (*metrics, error) {
 		ejections: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "baton_router_ejections_total", Help: "Workers put aside for a time because requests on them failed in a row.",
 		}, []string{"leg", "worker"}),
+		resumes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "baton_router_resumes_total", Help: "Attempts to go on with a broken stream on another pair, by the cause of its breaking.",
+		}, []string{"cause"}),
+		resumeGap: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "baton_router_resume_seconds", Help: "Time from the breaking of a stream to the first event of the pair that goes on with it.", Buckets: buckets,
+		}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "baton_router_request_seconds", Help: "Time from a request's acceptance to its end.", Buckets: buckets,
 		}),
@@ -48,7 +56,7 @@ func newMetrics(r *Router, reg prometheus.Registerer) (*metrics, error) {
 		}),
 	}
 	all := []prometheus.Collector{
-		m.requests, m.retries, m.legErrors, m.releases, m.ejections, m.seconds, m.queue, m.first, &workerCollector{r},
+		m.requests, m.retries, m.legErrors, m.releases, m.ejections, m.resumes, m.resumeGap, m.seconds, m.queue, m.first, &workerCollector{r},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "baton_router_inflight_requests", Help: "Requests that have not ended.",
 		}, func() float64 { return float64(r.inflight.Load()) }),

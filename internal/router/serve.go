@@ -81,6 +81,7 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 		rid := newRID()
 		c.rid, c.names = quoted(rid), []string{rid}
 	}
+	r.follow(c)
 	c.rec = cl.rec
 	c.rec.Parsed(c.names[0], c.model, c.stream, c.prompts, c.choices)
 	if e := r.setTicket(c, req.Header); e != nil {
@@ -183,6 +184,9 @@ func (r *Router) serve(cl *client, c *call) *failure {
 		p, d, f := r.acquire(c, n, avoid, where)
 		if f != nil {
 			if last != nil && c.ctx.Err() == nil {
+				if cl.started {
+					last = last.with("; it does not go on elsewhere: " + f.cause().Detail)
+				}
 				f = last
 			}
 			return second.or(f, cl.started)
@@ -198,7 +202,11 @@ func (r *Router) serve(cl *client, c *call) *failure {
 		if f.refused && last != nil {
 			f = last // it says more about what happened to the request
 		}
-		if cl.started || n >= r.cfg.MaxRetries || c.ctx.Err() != nil || f.blame == 0 || !f.cause().Retryable && !second.wanted(a, f) {
+		again := !cl.started && n < r.cfg.MaxRetries && c.ctx.Err() == nil && f.blame != 0 && (f.cause().Retryable || second.wanted(a, f))
+		if cl.started {
+			again, f = r.goOn(c, f, last)
+		}
+		if !again {
 			return second.or(f, cl.started)
 		}
 		last = f

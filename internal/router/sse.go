@@ -32,11 +32,18 @@ type stream struct {
 	finished map[int]bool // choices that ended
 	done     bool         // [DONE] was seen; nothing is let through after it
 	usage    usage        // told by the stream; zero: nothing
+
+	// follow: the tokens of its text are told, and asked for. Those of the events that the last feed let through are in tokens, with over
+	// if the last text was among them; head is the first event's data, last the last one's with tokens.
+	follow, over bool
+	keep         bool // last is wanted
+	tokens       []int32
+	head, last   []byte
 }
 
 // reset prepares s for another stream and keeps its buffer.
 func (s *stream) reset(side room.Side, phase string, choices int) {
-	*s = stream{side: side, phase: phase, choices: choices, buf: s.buf[:0]}
+	*s = stream{side: side, phase: phase, choices: choices, buf: s.buf[:0], tokens: s.tokens[:0], head: s.head[:0], last: s.last[:0]}
 }
 
 // feed takes the next bytes and returns those that may go to the client: whole events, valid until
@@ -47,6 +54,7 @@ func (s *stream) feed(p []byte) (forward []byte, e *openai.Error, err error) {
 		s.buf = s.buf[:copy(s.buf, s.buf[s.next:])]
 		s.next = 0
 	}
+	s.tokens = s.tokens[:0]
 	scan := len(s.buf)
 	s.buf = append(s.buf, p...)
 	start := 0
@@ -55,11 +63,20 @@ func (s *stream) feed(p []byte) (forward []byte, e *openai.Error, err error) {
 		if end < 0 {
 			break
 		}
+		var tokens []int32
+		if s.follow {
+			if end, tokens, err = s.cutTokens(end); err != nil {
+				return s.buf[start:s.next], nil, err
+			}
+		}
 		scan = end
 		data, has := eventData(s.buf[s.next:end])
 		if has {
 			if e, err = s.judge(data); e != nil || err != nil {
 				return s.buf[start:s.next], e, err
+			}
+			if s.follow {
+				s.took(tokens, data)
 			}
 			s.events++
 		} else if s.events == 0 {

@@ -190,7 +190,7 @@ func FuzzBody(f *testing.F) {
 			t.Fatalf("%+v", p)
 		}
 		w := &worker{bootHost: "h\"", bootPort: 7}
-		n, open := p.legBody(quoted("r"), w, newRooms(p.prompts))
+		n, open := p.legBody(quoted("r"), w, newRooms(p.prompts), nil)
 		var out bytes.Buffer
 		if _, err := out.ReadFrom(open()); err != nil || int64(out.Len()) != n {
 			t.Fatalf("%d bytes announced, %d sent, %v", n, out.Len(), err)
@@ -200,7 +200,7 @@ func FuzzBody(f *testing.F) {
 			t.Fatalf("not an object: %s", out.Bytes())
 		}
 		for _, name := range ours {
-			if name.Name != "bootstrap_generation" && name.Name != FieldTimeout && sent[name.Name] == nil {
+			if name.Name != "bootstrap_generation" && name.Name != FieldTimeout && name.Name != openai.FieldResume && sent[name.Name] == nil {
 				t.Fatalf("%s is missing: %s", name.Name, out.Bytes())
 			}
 			delete(in, name.Name)

@@ -69,6 +69,7 @@ type worker struct {
 	freed    func() // a leg has ended: somebody else may have its place
 
 	outlier outlier
+	mute    atomic.Bool // it does not tell its tokens, and that was logged
 	// nature is written by watch, unless it is fixed by the configuration; settled, which is watch's, means that it needs no asking now.
 	nature         atomic.Pointer[nature]
 	fixed, settled bool

@@ -48,6 +48,7 @@ type routerFlags struct {
 	grace             time.Duration
 	fleet             fleetFlags
 	otlp              otlpFlags
+	seen              seenFlags
 }
 
 func newRouter(g *globals) *cobra.Command {
@@ -60,6 +61,7 @@ func newRouter(g *globals) *cobra.Command {
 	f := c.Flags()
 	r.fleet.addTo(f)
 	r.otlp.add(f)
+	r.seen.addTo(f)
 	f.StringVar(&r.listen, "listen", "127.0.0.1:8080", "address to serve on")
 	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT (URL,kind=vllm without), then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
 	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL, then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
@@ -201,6 +203,11 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 	if err != nil {
 		return err
 	}
+	closeSeen, err := r.seen.open(&cfg, reg, log)
+	if err != nil {
+		return usageError{err}
+	}
+	defer closeSeen()
 	l, err := net.Listen("tcp", r.listen)
 	if err != nil {
 		return usageError{fmt.Errorf("--listen: %w", err)}

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/baton-pd/baton/internal/otel"
+	"github.com/baton-pd/baton/internal/router/accesslog"
 	"github.com/baton-pd/baton/internal/router/policy"
 )
 
@@ -90,6 +91,9 @@ type Config struct {
 	MaxPerWorker int
 	// PriorityAging is how much waiting a step of priority is worth [2s].
 	PriorityAging time.Duration
+
+	// AccessLog gets each request that has ended; it stays its maker's, who closes it after the router [none].
+	AccessLog *accesslog.Log
 
 	Log        *slog.Logger          // [discards]
 	Registerer prometheus.Registerer // for the router's metrics [a registry of its own]

@@ -68,7 +68,8 @@ func recordCause(f *failure) *record.Cause {
 	return &record.Cause{Code: string(c.Code), Side: c.Side.String(), Phase: c.Phase, Worker: c.Peer, Detail: c.Detail}
 }
 
-// recordEnd closes the record.
+// recordEnd closes the record and writes it down.
 func (r *Router) recordEnd(cl *client, outcome string, f *failure) {
 	cl.rec.End(time.Now(), cl.first, cl.status, outcome, recordCause(f))
+	r.cfg.AccessLog.Put(cl.rec)
 }

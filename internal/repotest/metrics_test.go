@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -22,6 +23,7 @@ import (
 	"github.com/baton-pd/baton/internal/engine/sim"
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/router"
+	"github.com/baton-pd/baton/internal/router/accesslog"
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/mem"
 	"github.com/baton-pd/baton/internal/transfer/meter"
@@ -87,7 +89,12 @@ func running(t *testing.T) map[string]metric {
 		t.Fatal(err)
 	}
 	t.Cleanup(tracer.Close)
-	rt, err := router.New(router.Config{Tracer: tracer, Registerer: rReg, Gatherer: rReg,
+	access, err := accesslog.Open(accesslog.Config{Path: filepath.Join(t.TempDir(), "access.log"), Registerer: rReg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = access.Close() }) // its file goes anyway
+	rt, err := router.New(router.Config{Tracer: tracer, AccessLog: access, Registerer: rReg, Gatherer: rReg,
 		Prefills: []router.Backend{{URL: "http://" + pAddr, BootstrapPort: bootPort}}, Decodes: []router.Backend{{URL: "http://" + dAddr}}})
 	if err != nil {
 		t.Fatal(err)

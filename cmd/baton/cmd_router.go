@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -49,6 +48,7 @@ type routerFlags struct {
 	fleet             fleetFlags
 	otlp              otlpFlags
 	seen              seenFlags
+	edge              edgeFlags
 }
 
 func newRouter(g *globals) *cobra.Command {
@@ -62,6 +62,8 @@ func newRouter(g *globals) *cobra.Command {
 	r.fleet.addTo(f)
 	r.otlp.add(f)
 	r.seen.addTo(f)
+	r.edge.addTo(f)
+	c.AddCommand(newKeygen())
 	f.StringVar(&r.listen, "listen", "127.0.0.1:8080", "address to serve on")
 	f.StringArrayVar(&r.prefills, "prefill", nil, "prefill worker: URL,BOOTSTRAP_PORT or URL,HOST:PORT (URL,kind=vllm without), then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
 	f.StringArrayVar(&r.decodes, "decode", nil, "decode worker: URL, then any of ,zone=NAME ,model=NAME and ,kind=KIND (repeat for more)")
@@ -181,8 +183,10 @@ func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router
 		return c, usagef("at least one --prefill and one --decode worker are needed, or decode workers that serve alone: kind=plain, or --local-fallback; or a source of workers: --workers-file, --workers-dns, --workers-etcd, --workers-kubernetes, --admin-token-file")
 	}
 	var err error
-	c.AdminToken, err = r.fleet.token()
-	return c, err
+	if c.AdminToken, err = r.fleet.token(); err != nil {
+		return c, err
+	}
+	return c, r.edge.configure(&c)
 }
 
 func (r *routerFlags) run(ctx context.Context, g *globals) error {
@@ -221,35 +225,11 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 		return errors.Join(usageError{err}, l.Close())
 	}
 	defer feed(ctx, rt, log, sources)()
-	srv := &http.Server{Handler: rt.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	if err := supervise.Ready(supervise.ReadyInfo{Role: "router", HTTP: l.Addr().String()}); err != nil {
-		log.Warn("could not report readiness", "err", err)
-	}
-	log.Info("ready", "http", l.Addr().String(), "prefill", len(cfg.Prefills), "decode", len(cfg.Decodes))
-	select {
-	case err := <-served:
-		rt.Close()
-		return fmt.Errorf("serve on %s: %w", r.listen, err)
-	case <-ctx.Done():
-	}
-	log.Info("shutting down", "grace", r.grace)
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.grace)
-	defer cancel()
-	err = srv.Shutdown(grace)
-	rt.Close() // what still runs is told that the router shuts down
-	if err != nil {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
-		defer cancel()
-		if err = srv.Shutdown(last); err != nil {
-			err = srv.Close()
+	defer r.edge.watch(ctx, log)()
+	return r.edge.serve(ctx, rt, l, r.grace, log, func() {
+		if err := supervise.Ready(supervise.ReadyInfo{Role: "router", HTTP: l.Addr().String()}); err != nil {
+			log.Warn("could not report readiness", "err", err)
 		}
-	}
-	<-served
-	return err
+		log.Info("ready", "http", l.Addr().String(), "prefill", len(cfg.Prefills), "decode", len(cfg.Decodes))
+	})
 }
-
-// farewell is the time for writing the last errors to clients.
-const farewell = time.Second

@@ -22,6 +22,8 @@ type Error struct {
 	// Param is the request field at fault; "" if none is.
 	Param string
 	Cause *room.Cause
+	// RequestID is what the answer's X-Request-Id says, for those who see the body only; "" if it is not known.
+	RequestID string
 }
 
 // Error is the cause's text, or for a client's fault just what is wrong.
@@ -144,6 +146,7 @@ type errorBody struct {
 	Room      string  `json:"room,omitempty"` // a string: 63 bits do not fit a JavaScript number
 	Peer      string  `json:"peer,omitempty"`
 	Retryable bool    `json:"retryable"`
+	RequestID string  `json:"request_id,omitempty"`
 }
 
 type errorEnvelope struct {
@@ -155,6 +158,7 @@ func (e *Error) Body() []byte {
 	b := errorBody{
 		Message: e.Cause.Detail, Type: outcomeOf(e.Cause).typ, Code: e.Code,
 		Cause: string(e.Cause.Code), Phase: e.Cause.Phase, Peer: e.Cause.Peer, Retryable: e.Cause.Retryable,
+		RequestID: e.RequestID,
 	}
 	if b.Message == "" {
 		b.Message = string(e.Cause.Code)
@@ -186,8 +190,20 @@ func (e *Error) SetHeader(h http.Header) {
 	}
 }
 
+// Of gives the error the id of the request whose answer has header h.
+func (e *Error) Of(h http.Header) *Error {
+	id := h.Get("X-Request-Id")
+	if id == "" || id == e.RequestID {
+		return e
+	}
+	out := *e
+	out.RequestID = id
+	return &out
+}
+
 // WriteError answers a request of which nothing has been answered yet.
 func WriteError(w http.ResponseWriter, e *Error) {
+	e = e.Of(w.Header())
 	body := append(e.Body(), '\n')
 	e.SetHeader(w.Header())
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))

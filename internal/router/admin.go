@@ -12,6 +12,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 const (
@@ -41,6 +42,9 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 func (r *Router) ready() *openai.Error {
 	if r.base.Err() != nil {
 		return failureOf(r.base).err
+	}
+	if r.gate.draining.Load() {
+		return errClosing().err
 	}
 	detail := ""
 	if r.prefills.ready() == 0 {
@@ -173,7 +177,7 @@ func (r *Router) relay(path string) http.HandlerFunc {
 				avoid[d] = true
 				continue
 			}
-			copyHeader(w.Header(), a.header)
+			passHeader(w.Header(), a.header)
 			w.WriteHeader(a.status)
 			_, _ = w.Write(a.body) // the client may be gone; there is nobody left to tell
 			return
@@ -207,9 +211,10 @@ func (r *Router) abortRequest(w http.ResponseWriter, req *http.Request) {
 		openai.WriteError(w, openai.FromErr(err))
 		return
 	}
-	n := r.live.abort(a.RID, a.All)
+	who := edge.From(req.Context())
+	n := r.live.abort(a.RID, a.All, func(c *call) bool { return owns(who, c.keyName) })
 	out := map[string]any{"aborted": n}
-	if n == 0 || a.All {
+	if (n == 0 || a.All) && (who == nil || who.Operator) { // workers do not know whose a request is
 		out["workers"] = r.askAll(req.Context(), http.MethodPost, "/abort_request", body)
 	}
 	writeJSON(w, http.StatusOK, out)

@@ -18,6 +18,7 @@ import (
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/admission"
+	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/router/record"
 )
 
@@ -38,11 +39,15 @@ type call struct {
 	ctx             context.Context
 	cancel          context.CancelCauseFunc
 	disarm          func() // see Router.arm
+	// limitWrite bounds the next writes to the client, within the deadline; stallAt is the bound in Unix nanoseconds, 0 before the first.
+	limitWrite func(t time.Time)
+	stallAt    atomic.Int64
 	// current is the attempt under way, for the deadline's words and the log.
 	current  atomic.Pointer[attempt]
 	attempts int
 
 	ticket  admission.Ticket
+	keyName string   // of the API key, for people; "" without keys
 	prefix  []uint64 // of the prompt, for policies that look at it
 	session string
 	// privileged calls take no place and are never turned away: the router's own probes.
@@ -126,7 +131,7 @@ func (r *Router) bodyDeadline(c *call, req *http.Request) *openai.Error {
 var hopHeaders = map[string]bool{
 	"Connection": true, "Proxy-Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true,
 	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true, "Content-Length": true, "Expect": true,
-	"Accept-Encoding": true, "Date": true, "Host": true,
+	"Accept-Encoding": true, "Date": true, "Host": true, "Origin": true,
 }
 
 // copyHeader adds what may pass from one connection to another.
@@ -136,7 +141,7 @@ func copyHeader(dst, src http.Header) {
 		named += "," + strings.ToLower(v) + ","
 	}
 	for k, v := range src {
-		if hopHeaders[k] || named != "" && strings.Contains(strings.ReplaceAll(named, " ", ""), ","+strings.ToLower(k)+",") {
+		if hopHeaders[k] || edge.IsCORS(k) || named != "" && strings.Contains(strings.ReplaceAll(named, " ", ""), ","+strings.ToLower(k)+",") {
 			continue
 		}
 		dst[k] = append([]string(nil), v...)
@@ -194,12 +199,12 @@ func (cs *calls) remove(c *call) {
 	}
 }
 
-// abort cancels the call of this name (all: every one) and says how many it hit.
-func (cs *calls) abort(name string, all bool) int {
+// abort cancels the call of this name (all: every one) of those that may be, and says how many it hit.
+func (cs *calls) abort(name string, all bool, may func(c *call) bool) int {
 	cs.mu.Lock()
 	hit := map[*call]bool{}
 	for n, c := range cs.byName {
-		if all || n == name {
+		if (all || n == name) && may(c) {
 			hit[c] = true
 		}
 	}

@@ -2,6 +2,7 @@ package router
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -9,6 +10,9 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/record"
 )
+
+// wholePiece is how much of an answer is written under one bound, in bytes.
+const wholePiece = 64 << 10
 
 // firstWriteTime bounds the writing of an error that is a whole answer.
 const firstWriteTime = 5 * time.Second
@@ -24,6 +28,10 @@ type client struct {
 	cut     bool      // the answer must not end like a whole one
 	// rec is the request's record; nil: it has none.
 	rec *record.Entry
+	// stall is how long a write may take, limit sets it, armed is when it was set last.
+	stall time.Duration
+	limit func(time.Time)
+	armed time.Time
 }
 
 func newClient(w http.ResponseWriter) *client {
@@ -36,13 +44,14 @@ func (cl *client) begin(h http.Header, status int) {
 		return
 	}
 	cl.started, cl.status, cl.first = true, status, time.Now()
-	copyHeader(cl.w.Header(), h)
+	passHeader(cl.w.Header(), h)
 	cl.w.WriteHeader(status)
 }
 
 // events sends whole events of a stream.
 func (cl *client) events(h http.Header, status int, p []byte) error {
 	cl.begin(h, status)
+	cl.bound()
 	if _, err := cl.w.Write(p); err != nil {
 		return err
 	}
@@ -53,14 +62,19 @@ func (cl *client) events(h http.Header, status int, p []byte) error {
 func (cl *client) whole(h http.Header, status int, body []byte) error {
 	cl.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	cl.begin(h, status)
-	_, err := cl.w.Write(body)
-	return err
+	for piece := range slices.Chunk(body, wholePiece) {
+		cl.bound()
+		if _, err := cl.w.Write(piece); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fail tells the client of f: by a status before the first byte, afterwards by one error event
 // and a connection that breaks off.
 func (cl *client) fail(f *failure) {
-	e := f.err
+	e := f.err.Of(cl.w.Header())
 	// What ended the request bounded the writes of before (see Router.arm), perhaps some time ago on a busy machine: the
 	// error has its own time.
 	limit := deadlineSlack

@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/router/accesslog"
+	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/router/policy"
 )
 
@@ -46,7 +48,17 @@ type Config struct {
 	Dynamic bool
 	// AdminToken is what changes of the fleet by /workers must carry as "Authorization: Bearer" ["": they are refused].
 	AdminToken string
-	Policy     string // of both legs [PolicyLeastInflight]
+	// Keys are the clients' API keys [nil: everybody may ask]; OpenMetrics leaves /metrics open nevertheless.
+	Keys        *edge.Keys
+	OpenMetrics bool
+	// CORS is which browsers' pages may ask [none of other origins].
+	CORS edge.CORS
+	// WorkerKey goes to workers as "Authorization: Bearer" [""]; the client's own only with PassAuthorization and without a WorkerKey.
+	WorkerKey         string
+	PassAuthorization bool
+	// WorkerTLS is for workers whose address is https [the system's CAs].
+	WorkerTLS *tls.Config
+	Policy    string // of both legs [PolicyLeastInflight]
 	// PrefillPolicy and DecodePolicy are the policies of the legs [Policy], see package policy.
 	PrefillPolicy, DecodePolicy string
 	PolicyOptions               policy.Options
@@ -72,6 +84,8 @@ type Config struct {
 	LocalFallback bool
 	// BodyTimeout bounds the arrival of a request's body [30s].
 	BodyTimeout time.Duration
+	// ClientStall bounds the time in which a client reads nothing of what is written to it [60s]; negative: only the deadline counts.
+	ClientStall time.Duration
 	// HealthInterval is the pause between probes of a worker [1s], HealthTimeout bounds one [2s].
 	HealthInterval, HealthTimeout time.Duration
 	// DialTimeout bounds the opening of a connection to a worker [2s].
@@ -113,7 +127,7 @@ func (c Config) withDefaults() Config {
 	}{
 		{&c.MaxTimeout, time.Hour}, {&c.DefaultTimeout, min(300*time.Second, c.MaxTimeout)}, {&c.BodyTimeout, 30 * time.Second},
 		{&c.HealthInterval, time.Second}, {&c.HealthTimeout, 2 * time.Second}, {&c.DialTimeout, 2 * time.Second},
-		{&c.EjectTime, 5 * time.Second},
+		{&c.EjectTime, 5 * time.Second}, {&c.ClientStall, time.Minute},
 		{&c.PriorityAging, 2 * time.Second},
 	} {
 		if *d.v == 0 {
@@ -193,6 +207,9 @@ func (c Config) validate() error {
 	}
 	if c.DefaultTimeout > c.MaxTimeout {
 		return fmt.Errorf("router: the default deadline %v is larger than the largest, %v", c.DefaultTimeout, c.MaxTimeout)
+	}
+	if err := c.CORS.Validate(); err != nil {
+		return fmt.Errorf("router: %w", err)
 	}
 	if c.MaxBody < 0 || c.MaxAnswer < 0 || c.MaxInflight < 0 || c.MaxPerWorker < 0 {
 		return errors.New("router: a negative limit")

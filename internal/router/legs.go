@@ -216,7 +216,7 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 	a.answering.Store(true)
 	a.c.rec.Usage(u.Prompt, u.Completion)
 	if err := cl.whole(resp.Header, resp.StatusCode, b.Bytes()); err != nil {
-		return a.c.clientGone("write to the client: " + plainError(err))
+		return cl.lost(a.c, err)
 	}
 	l.enter(legDone)
 	return nil
@@ -259,7 +259,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 				l.span.Event("first_token")
 			}
 			if err := cl.events(resp.Header, resp.StatusCode, forward); err != nil {
-				return a.c.clientGone("write to the client: " + plainError(err))
+				return cl.lost(a.c, err)
 			}
 			if s.follow {
 				a.c.thread.forwarded(s)
@@ -291,7 +291,7 @@ func (a *attempt) finishFor(cl *client, resp *http.Response) *failure {
 	}
 	a.r.release(a)
 	if err := cl.events(resp.Header, resp.StatusCode, []byte("data: "+openai.DoneData+"\n\n")); err != nil {
-		return a.c.clientGone("write to the client: " + plainError(err))
+		return cl.lost(a.c, err)
 	}
 	l.enter(legDone)
 	return nil

@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/baton-pd/baton/internal/openai"
@@ -47,19 +46,11 @@ func (r *Router) tooMany(n int64) *failure {
 	return errTurnedAway(r.queue.Busy())
 }
 
-// clientKey tells clients apart for fairness: the API key as sent, "" for those without one.
-func clientKey(h http.Header) string {
-	scheme, key, ok := strings.Cut(h.Get("Authorization"), " ")
-	if ok && strings.EqualFold(scheme, "Bearer") {
-		return strings.TrimSpace(key)
-	}
-	return h.Get("X-Api-Key")
-}
-
 // setTicket fills in what queue and policies need to know of the call.
-func (r *Router) setTicket(c *call, h http.Header) *openai.Error {
+func (r *Router) setTicket(c *call, req *http.Request) *openai.Error {
+	h := req.Header
 	c.ticket = admission.Ticket{
-		Key: clientKey(h), Class: r.class(c.model), Priority: c.priority,
+		Class: r.class(c.model), Priority: c.priority,
 		Cost: float64(c.choices) + float64(len(c.rest))/costBytes,
 	}
 	if v := h.Get(HeaderPriority); v != "" {
@@ -69,6 +60,7 @@ func (r *Router) setTicket(c *call, h http.Header) *openai.Error {
 		}
 		c.ticket.Priority = n
 	}
+	c.identify(req)
 	c.session = h.Get(r.cfg.SessionHeader)
 	if r.wantsPrefix {
 		c.prefix = policy.Blocks(nil, c.prompt)

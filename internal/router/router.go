@@ -25,6 +25,7 @@ type Router struct {
 	roster            roster
 	m                 *metrics
 	fm                *fleetMetrics
+	gate              gate
 	started           time.Time
 	handler           http.Handler
 
@@ -59,7 +60,10 @@ func New(c Config) (*Router, error) {
 	if r.fm, err = newFleetMetrics(r, c.Registerer); err != nil {
 		return nil, fmt.Errorf("router: register metrics: %w", err)
 	}
-	r.handler = r.routes()
+	if err := r.newGate(); err != nil {
+		return nil, fmt.Errorf("router: register metrics: %w", err)
+	}
+	r.handler = r.enter(r.routes())
 	r.base, r.stop = context.WithCancelCause(context.Background())
 	if err := r.SetWorkers(SourceStatic, c.Prefills, c.Decodes); err != nil {
 		return nil, err
@@ -96,12 +100,12 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 	}
 	w := &worker{
 		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(),
-		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad,
+		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad, signIn: r.signIn,
 		rt: &http.Transport{
 			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,
 			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second,
 			// HTTP/1.1 only: a connection carries one leg, and closing it releases that one.
-			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10,
+			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10, TLSClientConfig: r.cfg.WorkerTLS.Clone(),
 		},
 		lost: r.abandon,
 		changed: func(w *worker, s status, reason string) {
@@ -137,9 +141,7 @@ func (r *Router) Handler() http.Handler { return r.handler }
 // their attempts have ended and no goroutine of the router is left. Handlers return soon after; their
 // server's owner waits for them.
 func (r *Router) Close() {
-	r.stop(&failure{err: openai.FromCause(&room.Cause{
-		Code: room.CodeShutdown, Side: room.SideRouter, Phase: phaseRouting, Retryable: true, Detail: "the router is shutting down",
-	})})
+	r.stop(errClosing())
 	r.group.close()
 	for _, w := range r.all() {
 		w.rt.CloseIdleConnections()
@@ -172,7 +174,7 @@ func (r *Router) routes() http.Handler {
 	for path, kind := range map[string]openai.Kind{
 		"/generate": openai.KindGenerate, "/v1/completions": openai.KindCompletion, "/v1/chat/completions": openai.KindChat,
 	} {
-		table[path][http.MethodPost] = r.generation(kind, path)
+		table[path][http.MethodPost] = r.gate.guard.Limit(r.generation(kind, path))
 	}
 	if r.cfg.Gatherer != nil {
 		h := promhttp.HandlerFor(r.cfg.Gatherer, promhttp.HandlerOpts{})

@@ -15,6 +15,7 @@ import (
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 // deadlineSlack is how long after the deadline the client's connection may still be
@@ -84,18 +85,19 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	r.follow(c)
 	c.rec = cl.rec
 	c.rec.Parsed(c.names[0], c.model, c.stream, c.prompts, c.choices)
-	if e := r.setTicket(c, req.Header); e != nil {
+	if e := r.setTicket(c, req); e != nil {
 		return nil, &failure{err: e}
 	}
-	copyHeader(c.header, req.Header)
-	if id := req.Header.Get("X-Request-Id"); id != "" {
-		cl.w.Header().Set("X-Request-Id", id)
-	} else if len(c.names) > 0 {
-		cl.w.Header().Set("X-Request-Id", c.names[0])
+	id := req.Header.Get(edge.HeaderRequestID)
+	if id == "" {
+		id = c.names[0]
 	}
-	c.header.Set("Content-Type", "application/json")
+	cl.w.Header().Set(edge.HeaderRequestID, id)
+	copyHeader(c.header, req.Header)
+	r.forWorkers(c.header, id)
 	_ = cl.ctl.SetWriteDeadline(deadline.Add(deadlineSlack)) // a recorder in a test has none
 	r.arm(c, req, cl.ctl)
+	cl.stall, cl.limit = r.cfg.ClientStall, c.limitWrite
 	if taken, ok := r.live.add(c); !ok {
 		c.disarm()
 		f := routerFailure(room.CodeDuplicate, false, "a request with rid %.64q is in flight", taken)
@@ -110,7 +112,7 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 func (r *Router) arm(c *call, req *http.Request, ctl *http.ResponseController) {
 	c.ctx, c.cancel = context.WithCancelCause(r.base)
 	t := time.AfterFunc(time.Until(c.deadline), func() { c.cancel(c.deadlineFailure()) })
-	stop := context.AfterFunc(req.Context(), func() { c.cancel(c.clientGone("the client closed its connection")) })
+	stop := context.AfterFunc(req.Context(), func() { c.cancel(c.clientLeft()) })
 	var mu sync.Mutex
 	ended := false // the connection may serve another request: it is not ours any more
 	hurry := context.AfterFunc(c.ctx, func() {
@@ -120,6 +122,18 @@ func (r *Router) arm(c *call, req *http.Request, ctl *http.ResponseController) {
 			_ = ctl.SetWriteDeadline(time.Now().Add(deadlineSlack)) // a recorder has none
 		}
 	})
+	c.limitWrite = func(t time.Time) {
+		mu.Lock()
+		defer mu.Unlock()
+		if ended || c.ctx.Err() != nil { // hurry has its say
+			return
+		}
+		if last := c.deadline.Add(deadlineSlack); t.After(last) {
+			t = last
+		}
+		c.stallAt.Store(t.UnixNano())
+		_ = ctl.SetWriteDeadline(t) // a recorder has none
+	}
 	c.disarm = func() {
 		hurry()
 		mu.Lock()

@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -201,6 +202,7 @@ func TestTraceOfFailures(t *testing.T) {
 			tr, _, _ := startTraced(t, Config{MaxRetries: -1}, []script{okPrefill}, []script{c.decode})
 			resp := send(t, t.Context(), tr.url+"/v1/chat/completions", c.body, c.header...)
 			if resp != nil {
+				_, _ = io.Copy(io.Discard, resp.Body) // a client that leaves early would be the cause
 				resp.Body.Close()
 			}
 			spans := tr.trace(t, c.n)

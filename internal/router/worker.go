@@ -67,6 +67,7 @@ type worker struct {
 	rt       *http.Transport
 	wantLoad bool   // read its metrics after each probe
 	freed    func() // a leg has ended: somebody else may have its place
+	signIn   func(http.Header)
 
 	outlier outlier
 	mute    atomic.Bool // it does not tell its tokens, and that was logged
@@ -247,6 +248,7 @@ func (w *worker) ask(ctx context.Context, method, path string, body []byte, limi
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	w.signIn(req.Header)
 	resp, err := w.rt.RoundTrip(req)
 	if err != nil {
 		return a, err

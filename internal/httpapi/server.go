@@ -154,6 +154,7 @@ func (s *server) table() map[string]route {
 		"/health_generate":     {methods: get(s.healthGenerate), quiet: true},
 		"/server_info":         {methods: get(s.serverInfo), quiet: true},
 		"/get_server_info":     {methods: get(s.serverInfo), quiet: true},
+		"/rooms":               {methods: get(s.rooms), quiet: true},
 		"/model_info":          {methods: get(s.modelInfo), quiet: true},
 		"/get_model_info":      {methods: get(s.modelInfo), quiet: true},
 		// No /version: smg takes a worker that has one for vLLM, and does not pair it as SGLang's.

@@ -39,7 +39,8 @@ type core struct {
 	mu      sync.Mutex
 	live    map[string]*life // by request id; guarded by mu
 	closed  bool             // guarded by mu
-	drivers sync.WaitGroup   // one for each live request; Add under mu while !closed
+	ended   ways
+	drivers sync.WaitGroup // one for each live request; Add under mu while !closed
 }
 
 const (
@@ -182,6 +183,7 @@ func (c *core) end(l *life) {
 			"code", string(cause.Code), "phase", cause.Phase, "detail", cause.Detail)
 	}
 	l.enter(phaseEnded)
+	c.ended.add(l.way(c.info.ChunkTokens)) // before it is not live any more: somebody who looks finds it at least once
 	c.mu.Lock()
 	if c.live[l.req.ID] == l {
 		delete(c.live, l.req.ID)

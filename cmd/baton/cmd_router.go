@@ -220,6 +220,7 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 		return errors.Join(err, l.Close())
 	}
 	defer cfg.Tracer.Close()
+	defer heapFloor()()
 	rt, err := router.New(cfg)
 	if err != nil {
 		return errors.Join(usageError{err}, l.Close())

@@ -19,13 +19,20 @@ const (
 // that for the moment of joining. A buffer that grows by doubling would hold up to four times a
 // body of unknown length, and one made for the announced length trusts who announces. Errors of r
 // come as they are, without data.
-func Read(r io.Reader) ([]byte, error) {
+func Read(r io.Reader) ([]byte, error) { return ReadAbout(r, firstPiece) }
+
+// ReadAbout is Read for a body that is said to have length bytes (negative: nobody said), which makes small ones cheap and is not trusted.
+func ReadAbout(r io.Reader, length int64) ([]byte, error) {
+	first := int64(firstPiece)
+	if length >= 0 {
+		first = min(length+1, first) // one more, to find the end without another piece
+	}
 	var full [][]byte // pieces without room
-	piece, total := make([]byte, 0, firstPiece), 0
+	piece, total := make([]byte, 0, first), 0
 	for {
 		if len(piece) == cap(piece) {
 			full = append(full, piece)
-			piece = make([]byte, 0, min(4*cap(piece), maxPiece))
+			piece = make([]byte, 0, min(max(4*cap(piece), firstPiece), maxPiece))
 		}
 		n, err := r.Read(piece[len(piece):cap(piece)])
 		piece, total = piece[:len(piece)+n], total+n

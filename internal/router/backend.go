@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -182,15 +181,10 @@ func (r *Router) unpaired(avoid map[*worker]bool) map[*worker]bool {
 	return out
 }
 
-// body is what a leg is sent.
-type legBody struct {
-	length int64
-	open   func() io.ReadCloser
-}
+// legBody is what a leg is sent: two pieces, one after the other.
+type legBody [2][]byte
 
-func bodyOf(b []byte) legBody {
-	return legBody{int64(len(b)), func() io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }}
-}
+func bodyOf(b []byte) legBody { return legBody{b} }
 
 // taken counts a leg that its attempt will put back.
 func (w *worker) taken() *worker {
@@ -214,8 +208,7 @@ func (a *attempt) setBodies() error {
 		}
 		a.prefill.body = bodyOf(b)
 	case p != noWorker:
-		var b legBody
-		b.length, b.open = a.c.legBody(a.rid, p, a.rooms, a.resume)
+		b := legBody{a.c.legHead(a.rid, p, a.rooms, a.resume), a.c.rest}
 		a.prefill.body, a.decode.body = b, b
 	case d.is().kind == KindPlain || d.is().kind == KindVLLM:
 		a.decode.body = bodyOf(a.c.whole())

@@ -3,7 +3,6 @@ package router
 import (
 	"bytes"
 	"encoding/json"
-	"io"
 	"net/http"
 	"strconv"
 
@@ -150,8 +149,8 @@ func (p *parsed) countChoices(kind openai.Kind, m map[string]json.RawMessage) in
 	return n
 }
 
-// legBody is the body for both workers of one attempt. resume, if not nil, is what they need to go on with a stream.
-func (p *parsed) legBody(rid json.RawMessage, w *worker, rooms []uint64, resume json.RawMessage) (length int64, open func() io.ReadCloser) {
+// legHead is what precedes rest in the body for both workers of one attempt. resume, if not nil, is what they need to go on with a stream.
+func (p *parsed) legHead(rid json.RawMessage, w *worker, rooms []uint64, resume json.RawMessage) []byte {
 	head := make([]byte, 0, 192+24*len(rooms))
 	head = append(append(head, `{"rid":`...), rid...)
 	host, _ := openai.Marshal(w.bootHost) // a string always marshals
@@ -176,9 +175,7 @@ func (p *parsed) legBody(rid json.RawMessage, w *worker, rooms []uint64, resume 
 	if p.rest[0] != '}' {
 		head = append(head, ',')
 	}
-	return int64(len(head) + len(p.rest)), func() io.ReadCloser {
-		return io.NopCloser(io.MultiReader(bytes.NewReader(head), bytes.NewReader(p.rest)))
-	}
+	return head
 }
 
 func isNull(raw []byte) bool { return string(raw) == "null" }

@@ -153,7 +153,7 @@ func (r *Router) list(source string, l listing) {
 	m.w, m.backend, m.stop = l.w, l.b, stop
 	r.group.spawn(func() {
 		l.w.watch(ctx, r.cfg.HealthInterval, r.cfg.HealthTimeout)
-		l.w.rt.CloseIdleConnections()
+		l.w.closeIdle()
 	})
 }
 
@@ -193,7 +193,7 @@ func (r *Router) settleFleet() {
 // forget lets go of a member's resources.
 func (r *Router) forget(m *member) {
 	m.stop()
-	m.w.rt.CloseIdleConnections() // and those that become idle later
+	m.w.closeIdle() // and those that become idle later
 	r.forgetWorker(m.w)
 	r.cfg.Log.Info("worker has left", "leg", m.w.side.String(), "worker", m.w.name)
 }
@@ -203,7 +203,7 @@ func (r *Router) rested(w *worker) {
 	if !w.leaving.Load() {
 		return
 	}
-	w.rt.CloseIdleConnections()
+	w.closeIdle()
 	select {
 	case r.roster.idle <- struct{}{}:
 	default: // it is to look already

@@ -12,6 +12,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/wire"
 )
 
 const (
@@ -46,13 +47,7 @@ func putAnswer(b *bytes.Buffer) {
 // send posts the attempt's body to the leg's worker. cancel ends ctx, which is the leg's own.
 func (l *leg) send(ctx context.Context, cancel context.CancelFunc) (*http.Response, *failure) {
 	a := l.a
-	req := (&http.Request{
-		Method: http.MethodPost, URL: l.w.base.JoinPath(a.c.path), Host: l.w.base.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: l.traceSend(), Body: l.body.open(), ContentLength: l.body.length,
-		// A connection that the worker closed while it was idle may be replaced unseen.
-		GetBody: func() (io.ReadCloser, error) { return l.body.open(), nil },
-	}).WithContext(ctx)
-	resp, err := l.w.rt.RoundTrip(req)
+	resp, err := l.w.wire.Post(ctx, &wire.Request{Path: l.w.prefix + a.c.path, Header: l.traceSend(), Body: l.body})
 	if err != nil {
 		return nil, l.lost(err)
 	}

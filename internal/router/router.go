@@ -2,9 +2,12 @@ package router
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -16,6 +19,7 @@ import (
 	"github.com/baton-pd/baton/internal/router/admission"
 	"github.com/baton-pd/baton/internal/router/policy"
 	"github.com/baton-pd/baton/internal/router/record"
+	"github.com/baton-pd/baton/internal/router/wire"
 )
 
 // Router pairs requests with workers. Its methods are safe for concurrent use.
@@ -117,6 +121,11 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 			r.queue.Kick() // somebody may have waited for it, or waits in vain now
 		},
 	}
+	w.prefix = strings.TrimSuffix(base.EscapedPath(), "/")
+	w.wire = &wire.Client{
+		Addr: dialAddr(base), Host: base.Host, Dial: r.cfg.DialContext, TLS: func() *tls.Config { return workerTLS(w) }, TLSTimeout: r.cfg.DialTimeout,
+		MaxIdle: r.cfg.MaxInflight, IdleTimeout: w.rt.IdleConnTimeout, MaxHeader: int(w.rt.MaxResponseHeaderBytes),
+	}
 	if b.Kind != KindDetect {
 		w.fixed = true
 		w.nature.Store(&nature{kind: b.Kind, local: b.Kind == KindBaton})
@@ -126,6 +135,35 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 		r.rested(w)
 	}
 	return w, nil
+}
+
+// dialAddr is where base is, with its port.
+func dialAddr(base *url.URL) string {
+	if base.Port() != "" {
+		return base.Host
+	}
+	if base.Scheme == "https" {
+		return net.JoinHostPort(base.Hostname(), "443")
+	}
+	return net.JoinHostPort(base.Hostname(), "80")
+}
+
+// workerTLS is how legs speak TLS to w: as its questions do. nil: plain.
+func workerTLS(w *worker) *tls.Config {
+	if w.base.Scheme != "https" {
+		return nil
+	}
+	c := w.rt.TLSClientConfig
+	if c == nil {
+		c = &tls.Config{}
+	} else {
+		c = c.Clone()
+	}
+	c.NextProtos = []string{"http/1.1"}
+	if c.ServerName == "" {
+		c.ServerName = w.base.Hostname()
+	}
+	return c
 }
 
 func http1() *http.Protocols {
@@ -144,7 +182,7 @@ func (r *Router) Close() {
 	r.stop(errClosing())
 	r.group.close()
 	for _, w := range r.all() {
-		w.rt.CloseIdleConnections()
+		w.closeIdle()
 	}
 }
 

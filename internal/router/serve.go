@@ -161,7 +161,7 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 	if time.Until(deadline) < r.cfg.BodyTimeout {
 		_ = cl.ctl.SetReadDeadline(deadline) // a recorder in a test has none
 	}
-	body, err := httpbody.Read(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody))
+	body, err := httpbody.ReadAbout(http.MaxBytesReader(cl.w, req.Body, r.cfg.MaxBody), req.ContentLength)
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:

@@ -190,11 +190,9 @@ func FuzzBody(f *testing.F) {
 			t.Fatalf("%+v", p)
 		}
 		w := &worker{bootHost: "h\"", bootPort: 7}
-		n, open := p.legBody(quoted("r"), w, newRooms(p.prompts), nil)
 		var out bytes.Buffer
-		if _, err := out.ReadFrom(open()); err != nil || int64(out.Len()) != n {
-			t.Fatalf("%d bytes announced, %d sent, %v", n, out.Len(), err)
-		}
+		out.Write(p.legHead(quoted("r"), w, newRooms(p.prompts), nil))
+		out.Write(p.rest)
 		var in, sent map[string]json.RawMessage
 		if json.Unmarshal(body, &in) != nil || json.Unmarshal(out.Bytes(), &sent) != nil {
 			t.Fatalf("not an object: %s", out.Bytes())

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/wire"
 )
 
 // status is what the router knows of a worker.
@@ -63,8 +64,10 @@ type worker struct {
 	bootHost string
 	bootPort int
 	zone     string
-	models   []string // all it has; empty: not known
-	rt       *http.Transport
+	models   []string        // all it has; empty: not known
+	rt       *http.Transport // for questions; legs go over wire
+	wire     *wire.Client
+	prefix   string // of legs' paths, escaped
 	wantLoad bool   // read its metrics after each probe
 	freed    func() // a leg has ended: somebody else may have its place
 	signIn   func(http.Header)
@@ -112,9 +115,15 @@ func (w *worker) set(s status, reason string) {
 		return
 	}
 	if s == statusOut {
-		w.rt.CloseIdleConnections() // they lead to a process that may be gone
+		w.closeIdle() // they lead to a process that may be gone
 	}
 	w.changed(w, s, reason)
+}
+
+// closeIdle closes what connects the router with the worker and carries no leg.
+func (w *worker) closeIdle() {
+	w.rt.CloseIdleConnections()
+	w.wire.CloseIdle()
 }
 
 // exclude takes the worker out at once; a probe brings it back.
@@ -150,6 +159,7 @@ func (w *worker) watch(ctx context.Context, interval, timeout time.Duration) {
 			w.detect(ctx, timeout)
 		}
 		w.judge(ctx, err)
+		w.wire.Reap()
 		if w.status() == statusOut {
 			w.settled = false // another server may come back at its address
 		}

@@ -32,6 +32,7 @@ type upFlags struct {
 	oversub   bool
 	stuck     time.Duration
 	grace     time.Duration
+	otlp      otlpFlags
 }
 
 // up is the planned stack: one spec a process, and where each will be.
@@ -58,6 +59,7 @@ func newUp(g *globals) *cobra.Command {
 
 func (u *upFlags) add(c *cobra.Command) {
 	u.engineFlags.add(c.Flags())
+	u.otlp.add(c.Flags())
 	f := c.Flags()
 	f.StringVar(&u.listen, "listen", "127.0.0.1:8080", "address of the router")
 	f.IntVar(&u.prefills, "prefill", 1, "number of prefill workers")
@@ -137,7 +139,7 @@ func (u *upFlags) plan(g *globals) (*up, error) {
 		return net.JoinHostPort("127.0.0.1", strconv.Itoa(p))
 	}
 	p := &up{router: u.listen, note: note}
-	common := []string{"--log-level", g.logLevel, "--log-format", g.logFormat, "--shutdown-grace", u.grace.String()}
+	common := append([]string{"--log-level", g.logLevel, "--log-format", g.logFormat, "--shutdown-grace", u.grace.String()}, u.otlp.args()...)
 	routerArgs := append([]string{"router", "--listen", u.listen}, common...)
 	add := func(name, addr string, args []string) {
 		p.specs = append(p.specs, supervise.Spec{Name: name, Path: self, Args: args, ReportsReady: true,

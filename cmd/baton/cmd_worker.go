@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/baton-pd/baton/internal/supervise"
@@ -79,7 +80,11 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 	log.Info("model loaded", "model", in.ModelName, "engine", in.Engine, "threads", in.Threads, "ctx", in.ContextLen,
 		"kv_cells", in.KVCells, "chunk", in.ChunkTokens, "took", time.Since(began).Round(time.Millisecond))
 	cfg := w.config(eng, l)
-	cfg.Log = log
+	cfg.Log, cfg.Metrics = log, prometheus.NewRegistry()
+	if cfg.Tracer, err = w.otlp.open(role, w.id, log, cfg.Metrics); err != nil {
+		return err
+	}
+	defer cfg.Tracer.Close()
 	wk, err := w.build(role, cfg, bl)
 	if err != nil {
 		return err

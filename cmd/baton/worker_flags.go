@@ -139,6 +139,7 @@ type workerFlags struct {
 	shmDir                      string
 	nixl                        nixlFlags
 	faults                      string
+	otlp                        otlpFlags
 	roomTrace                   string
 	roomTraceMiB                int
 	maxQueue                    int
@@ -164,6 +165,7 @@ func (w *workerFlags) add(f *pflag.FlagSet, listen string) {
 	f.StringVar(&w.dataAdvertise, "data-advertise", "", "decode: address that prefill workers reach it by (default: the listening one)")
 	f.StringVar(&w.shmDir, "shm-dir", "", "decode: directory of the shm transport's socket (default: a private one in the temporary directory)")
 	w.nixl.add(f)
+	w.otlp.add(f)
 	f.IntVar(&w.maxQueue, "max-queue", 256, "requests that may wait; more are answered 503")
 	f.IntVar(&w.poolMiB, "pool-mib", 512, "MiB of KV memory outside the engine: decode's landing pages, prefill's staging")
 	f.Var(&w.hugePages, "huge-pages", "of that memory: advise (transparent ones where the kernel lets us), hugetlb (reserved ones, vm.nr_hugepages) or off")
@@ -259,7 +261,6 @@ func (w *workerFlags) build(role string, cfg worker.Config, bootstrap net.Listen
 	if w.roomTrace != "" && (cfg.LocalOnly || w.roomTraceMiB < 1) {
 		return nil, usagef("--room-trace needs --room-trace-mib of at least 1, and a worker that has rooms: not --monolithic")
 	}
-	cfg.Metrics = prometheus.NewRegistry()
 	if !cfg.LocalOnly {
 		ts, err := w.transports(cfg.Log, cfg.Metrics, &cfg.OnPool)
 		if err != nil {

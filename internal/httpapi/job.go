@@ -157,6 +157,9 @@ func (j *job) close() {
 	if len(j.streams) > 0 {
 		j.w.phases = j.streams[0].Phases()
 	}
+	if j.s.Tracer != nil {
+		j.w.ways = j.ways()
+	}
 	for _, c := range j.choices {
 		j.w.completeToks += c.count - c.before
 	}

@@ -52,6 +52,9 @@ func (s *server) finish(w *response, r *http.Request, rt route, aborted bool) {
 	if w.cause != nil {
 		s.metrics.failures.WithLabelValues(string(w.cause.Code)).Inc()
 	}
+	if s.Tracer != nil && rt.traced && r.Method == http.MethodPost {
+		s.trace(w, r, rt)
+	}
 	level := slog.LevelInfo
 	switch {
 	case w.status >= 500 || aborted:

@@ -32,6 +32,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/engine"
 	"github.com/baton-pd/baton/internal/openai"
+	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/sched"
 )
@@ -50,7 +51,9 @@ type Config struct {
 	Info       engine.Info
 	Log        *slog.Logger
 	Version    string
-	AllowLocal bool // decode: a request without a room computes its prompt here
+	Worker     string       // its name, for traces
+	Tracer     *otel.Tracer // makes spans of generations; nil: none are made
+	AllowLocal bool         // decode: a request without a room computes its prompt here
 
 	Extra      func() map[string]any // additions to /server_info; may be nil
 	FlushCache func() error          // may be nil: there is no cache to flush
@@ -112,6 +115,7 @@ type route struct {
 	name    string // for metrics
 	methods map[string]handlerFunc
 	quiet   bool // access lines only at debug level
+	traced  bool // requests have spans
 }
 
 // New makes the handler of a worker. A chat template that does not compile is
@@ -144,9 +148,9 @@ func (s *server) table() map[string]route {
 	}
 	post := func(h handlerFunc) map[string]handlerFunc { return map[string]handlerFunc{http.MethodPost: h} }
 	t := map[string]route{
-		"/v1/chat/completions": {methods: post(s.generation(openai.KindChat))},
-		"/v1/completions":      {methods: post(s.generation(openai.KindCompletion))},
-		"/generate":            {methods: post(s.generation(openai.KindGenerate))},
+		"/v1/chat/completions": {methods: post(s.generation(openai.KindChat)), traced: true},
+		"/v1/completions":      {methods: post(s.generation(openai.KindCompletion)), traced: true},
+		"/generate":            {methods: post(s.generation(openai.KindGenerate)), traced: true},
 		"/abort_request":       {methods: post(s.abortRequest)},
 		"/flush_cache":         {methods: map[string]handlerFunc{http.MethodPost: s.flushCache, http.MethodGet: s.flushCache}},
 		"/v1/models":           {methods: get(s.models), quiet: true},
@@ -260,6 +264,7 @@ type response struct {
 	rooms                    string
 	promptToks, completeToks int
 	phases                   sched.Phases
+	ways                     []way // of each prompt, if traces are on
 }
 
 // Unwrap lets http.ResponseController reach the connection.

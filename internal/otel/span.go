@@ -23,7 +23,7 @@ const (
 	Request = "baton.rid"     // request id
 	Side    = "baton.side"    // which side found the failure
 	Prompt  = "baton.prompt"  // place in a batch, from 0
-	Tokens  = "baton.tokens"  // of a chunk
+	Chunk   = "baton.chunk"   // of a prompt, from 0
 
 	Cause        = "error.type" // code of the first cause
 	InputTokens  = "gen_ai.usage.input_tokens"
@@ -96,6 +96,13 @@ func (s *Span) Set(attrs ...Attr) {
 func (s *Span) Event(name string) {
 	if s != nil {
 		s.s.AddEvent(name)
+	}
+}
+
+// EventAt notes that something happened at a time.
+func (s *Span) EventAt(name string, at time.Time) {
+	if s != nil {
+		s.s.AddEvent(name, trace.WithTimestamp(at))
 	}
 }
 

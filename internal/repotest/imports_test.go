@@ -47,7 +47,7 @@ internal/sched:                        internal/engine internal/transfer interna
 
 internal/openai:                       internal/engine internal/room gonja
 internal/httpbody:
-internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/engine internal/room prometheus
+internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/otel internal/engine internal/room prometheus
 internal/otel:                         go.opentelemetry.io/otel prometheus
 internal/otel/oteltest:                grpc go.opentelemetry.io/proto/otlp
 internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/router/accesslog internal/router/edge internal/router/wire internal/openai internal/httpbody internal/otel internal/room prometheus
@@ -60,7 +60,7 @@ internal/router/edge:                  internal/openai internal/httpbody interna
 internal/discovery:
 internal/discovery/etcd:               internal/discovery etcd
 internal/discovery/kubernetes:         internal/discovery kubernetes
-internal/worker:                       internal/httpapi internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
+internal/worker:                       internal/httpapi internal/otel internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/sglang:                       internal/sglang/zmtp internal/transfer/nixl internal/transfer internal/kv internal/room
 internal/sglang/zmtp:

@@ -25,6 +25,7 @@ import (
 	"github.com/baton-pd/baton/internal/engine"
 	"github.com/baton-pd/baton/internal/httpapi"
 	"github.com/baton-pd/baton/internal/kv"
+	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/sched"
 	"github.com/baton-pd/baton/internal/session"
@@ -80,6 +81,7 @@ type Config struct {
 	RoomTrace      string
 	RoomTraceBytes int64 // bound of that file; 0: trace's default
 	Version        string
+	Tracer         *otel.Tracer // spans of requests; nil: none. The caller closes it after the worker
 	Log            *slog.Logger
 	Metrics        *prometheus.Registry // nil: a new one
 }
@@ -309,6 +311,7 @@ func (w *Worker) serve(role string) {
 		Extra: w.accounting, Gatherer: w.Metrics, Registerer: w.Metrics,
 		DefaultTimeout: w.cfg.Timeouts.Request, MaxTimeout: w.cfg.Timeouts.Max, MaxBody: w.cfg.MaxBody,
 		AllowLocal: w.cfg.AllowLocal || w.cfg.LocalOnly, Log: w.cfg.Log, Version: w.cfg.Version,
+		Worker: w.cfg.ID, Tracer: w.cfg.Tracer,
 	})
 	w.http = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(w.cfg.Log.Handler(), slog.LevelDebug)}

@@ -11,6 +11,13 @@
 // tells which leases are late and frees nothing. Pages in the transfer's hold
 // alone are in quarantine.
 //
+// # Prefix cache
+//
+// With Config.PrefixPages, pages that hold the KV of an ended request's prompt may stay as the cache's ([Lease.Keep]), found again
+// by the prompt's first tokens ([Prefix]). The cache is an owner of its own: its pages are neither free nor any lease's,
+// and no grant names them, so the rules above do not know them. A request that begins alike shares them by
+// reference ([Pool.AllocPrompt]); what nobody shares is given up as soon as pages are needed, least recently used first.
+//
 // # Layouts
 //
 // [Shards] and [Layout] say how a worker cuts KV up among ranks and pages; [Plan] and [Exchange] list

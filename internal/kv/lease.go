@@ -19,7 +19,9 @@ import (
 // doubled ReleaseTransfer can never take the hold of a later transfer.
 type Lease struct {
 	pool     *Pool
-	pages    []PageID // constant
+	pages    []PageID   // constant
+	shared   [][]PageID // constant: cached pages that the request reads besides its own
+	prefixes []Prefix   // constant
 	label    string
 	deadline time.Time
 
@@ -28,6 +30,9 @@ type Lease struct {
 	transfer bool // held by the transfer
 	granted  bool // Grant was called
 	expired  bool
+	refs     []*entry      // of shared, until unshare
+	kept     [][]PageID    // what Keep was told
+	drained  bool          // the transfer let go with ProofDrained
 	dueAt    int           // index in pool.due, -1 if not there
 	quar     *list.Element // in pool.quar, nil if not in quarantine
 	quarAt   time.Time     // when it got there
@@ -36,6 +41,27 @@ type Lease struct {
 // Pages of the lease in ascending order. The slice is the lease's: read only. After both
 // owners have let go the pages are somebody else's.
 func (l *Lease) Pages() []PageID { return l.pages }
+
+// Shared lists the cached pages of the prompt's first prefixes, one list a prefix; none unless AllocPrompt found some. They may be
+// read until ReleaseRequest, and are in no grant: nobody may write to them.
+func (l *Lease) Shared() [][]PageID { return l.shared }
+
+// Keep says that the lease's pages hold right KV: pages[i] that of prefix len(Shared)+i of those that AllocPrompt was told, one
+// page of each rank. Once both owners have let go, the transfer with ProofDrained, these pages go to the cache and not to the
+// free list, as far as its bound allows; pages is the pool's then. Before ReleaseRequest, by who knows that every
+// byte has come and was verified.
+func (l *Lease) Keep(pages [][]PageID) {
+	p := l.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !l.request || len(l.shared)+len(pages) > len(l.prefixes) {
+		p.misuse("pages to be kept of a lease that was let go, or of no prefix", l)
+		return
+	}
+	if p.cfg.PrefixPages > 0 {
+		l.kept = pages
+	}
+}
 
 // Label is what Alloc was told.
 func (l *Lease) Label() string { return l.label }
@@ -74,6 +100,9 @@ func (l *Lease) ReleaseRequest() {
 		return
 	}
 	l.request = false
+	if l.kept == nil {
+		p.unshare(l) // otherwise in reclaim: what is kept goes on from it
+	}
 	if !l.transfer {
 		p.st.Request -= len(l.pages)
 		if !l.granted {
@@ -86,6 +115,9 @@ func (l *Lease) ReleaseRequest() {
 	p.st.Quarantine += len(l.pages)
 	l.quarAt = p.cfg.Now()
 	l.quar = p.quar.PushBack(l)
+	if len(l.shared) > 0 {
+		p.wake()
+	}
 }
 
 // ReleaseTransfer lets go of the transfer's hold, with the reason why no late write
@@ -112,6 +144,7 @@ func (l *Lease) ReleaseTransfer(proof Proof) {
 		p.st.FreedNeverGranted += uint64(n)
 	case ProofDrained:
 		p.st.FreedDrained += uint64(n)
+		l.drained = true
 	case ProofFenced:
 		p.st.FreedFenced += uint64(n)
 	}
@@ -133,15 +166,25 @@ func (p *Pool) reclaim(l *Lease) {
 	if l.dueAt >= 0 {
 		heap.Remove(&p.due, l.dueAt)
 	}
-	for _, id := range l.pages {
-		if p.cfg.Poison {
-			p.poison(id)
-		}
-		if !p.free.put(id) {
-			p.misuse(fmt.Sprintf("page %d returned while free", id), l)
-		}
+	rest := l.pages
+	if l.kept != nil && l.drained {
+		rest = p.keep(l)
+	}
+	p.unshare(l)
+	for _, id := range rest {
+		p.putFree(id, l)
 	}
 	p.wake()
+}
+
+// putFree returns a page; l is its lease, if it had one. Under mu.
+func (p *Pool) putFree(id PageID, l *Lease) {
+	if p.cfg.Poison {
+		p.poison(id)
+	}
+	if !p.free.put(id) {
+		p.misuse(fmt.Sprintf("page %d returned while free", id), l)
+	}
 }
 
 // misuse records a broken invariant; the caller has refused the act. Under mu.
@@ -158,6 +201,9 @@ func (l *Lease) String() string {
 }
 
 func (l *Lease) stringLocked() string {
+	if l == nil {
+		return "none, pages of the cache"
+	}
 	owner := "free"
 	switch {
 	case l.request && l.transfer:

@@ -33,9 +33,9 @@ func (p *Pool) inspect(id PageID, next string) {
 	}
 }
 
-// CheckFree looks at every free page of a poisoned pool and returns how many were
-// written to since they became free; each is counted in Stats.PoisonHits, logged, and
-// poisoned again. 0 if the pool does not poison.
+// CheckFree looks at every free and every cached page of a poisoned pool and returns how many free pages and
+// entries of cached ones were written to since they became so; each is counted in Stats.PoisonHits, logged, and
+// poisoned again if free. 0 if the pool does not poison.
 func (p *Pool) CheckFree() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,5 +52,17 @@ func (p *Pool) CheckFree() int {
 			}
 		}
 	}
+	for _, b := range p.cache.entries {
+		p.checkEntry(b)
+	}
 	return int(p.st.PoisonHits - before)
+}
+
+// checkEntry reports a cached entry that changed since it was kept. Under mu.
+func (p *Pool) checkEntry(b *entry) {
+	if p.crcOf(b.pages) != b.crc {
+		p.st.PoisonHits++
+		p.cfg.Log.Error("kv: a cached page was written to", "pool", p.cfg.Name, "pages", b.pages, "prefix_tokens", b.prefix.Tokens)
+		b.crc = p.crcOf(b.pages)
+	}
 }

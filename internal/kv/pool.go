@@ -24,6 +24,9 @@ type Config struct {
 	// again, which finds stores into pages that nobody holds. For tests: each
 	// return and each Alloc then touches every byte.
 	Poison bool
+	// PrefixPages bounds the pages that stay with the KV of ended requests, see Lease.Keep; 0: none do. They
+	// are given up at once when a request needs pages.
+	PrefixPages int
 	// Log hears of broken invariants; nil: slog.Default.
 	Log *slog.Logger
 	// Now is the clock of ages; nil: time.Now.
@@ -37,6 +40,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("kv: page of %d bytes, need at least 1", c.PageBytes)
 	case c.Pages < 1 || int64(c.Pages) > math.MaxUint32:
 		return fmt.Errorf("kv: %d pages, need 1 to %d", c.Pages, uint32(math.MaxUint32))
+	case c.PrefixPages < 0 || c.PrefixPages > c.Pages:
+		return fmt.Errorf("kv: a prefix cache of %d pages, want 0 to the pool's %d", c.PrefixPages, c.Pages)
 	case c.Pages > math.MaxInt/c.PageBytes:
 		return fmt.Errorf("kv: %d pages of %d bytes are more than an address can name", c.Pages, c.PageBytes)
 	}
@@ -52,6 +57,7 @@ type Pool struct {
 
 	mu     sync.Mutex
 	free   *freeMap
+	cache  prefixCache
 	live   map[*Lease]struct{}
 	due    dueHeap    // live leases with a deadline that Expired has not returned
 	quar   *list.List // *Lease in quarantine, oldest first
@@ -79,7 +85,7 @@ func Open(c Config) (*Pool, error) {
 		c.Log.Warn("kv: too few reserved huge pages, the pool has ordinary ones; raise vm.nr_hugepages or use advise",
 			"pool", c.Name, "bytes", len(mem), "got", got)
 	}
-	p := &Pool{cfg: c, mem: mem, fd: fd, got: got, free: newFreeMap(c.Pages), live: make(map[*Lease]struct{}), quar: list.New()}
+	p := &Pool{cfg: c, mem: mem, fd: fd, got: got, free: newFreeMap(c.Pages), cache: newPrefixCache(c.PrefixPages), live: make(map[*Lease]struct{}), quar: list.New()}
 	if c.Poison {
 		for i := range c.Pages {
 			p.poison(PageID(i))
@@ -107,6 +113,13 @@ func (p *Pool) PageBytes() int { return p.cfg.PageBytes }
 // runs as there are. n may be 0. label is for people (the room). The zero deadline
 // never expires. Errors: ErrExhausted, ErrNeverFits, ErrClosed.
 func (p *Pool) Alloc(n int, label string, deadline time.Time) (*Lease, error) {
+	return p.AllocPrompt(nil, n, label, deadline)
+}
+
+// AllocPrompt is Alloc for a prompt that has these prefixes, in order, one page of each rank to each: of its n pages
+// those of the longest cached beginning are shared (Lease.Shared) and only the rest is taken, from the free pages and
+// then from what is cached and nobody shares. All or none, in one act: who waits for pages holds none.
+func (p *Pool) AllocPrompt(prefixes []Prefix, n int, label string, deadline time.Time) (*Lease, error) {
 	if n < 0 || n > p.cfg.Pages {
 		return nil, fmt.Errorf("%w: %s needs %d pages, pool %s has %d", ErrNeverFits, label, n, p.cfg.Name, p.cfg.Pages)
 	}
@@ -115,17 +128,24 @@ func (p *Pool) Alloc(n int, label string, deadline time.Time) (*Lease, error) {
 	if p.closed {
 		return nil, fmt.Errorf("%w: %s", ErrClosed, p.cfg.Name)
 	}
-	ids, ok := p.free.take(n)
-	if !ok {
+	l := &Lease{pool: p, prefixes: prefixes, label: label, deadline: deadline, request: true, dueAt: -1}
+	n = p.share(l, prefixes, n)
+	if n > p.free.free+p.cache.evictable() {
+		p.unshare(l)
 		p.st.Exhausted++
 		return nil, fmt.Errorf("%w: %s needs %d, pool %s has %d of %d", ErrExhausted, label, n, p.cfg.Name, p.free.free, p.cfg.Pages)
+	}
+	p.makeRoom(n)
+	ids, _ := p.free.take(n)
+	for _, b := range l.refs {
+		p.st.PrefixReused += uint64(len(b.pages))
 	}
 	if p.cfg.Poison {
 		for _, id := range ids {
 			p.inspect(id, label)
 		}
 	}
-	l := &Lease{pool: p, pages: ids, label: label, deadline: deadline, request: true, dueAt: -1}
+	l.pages = ids
 	p.live[l] = struct{}{}
 	p.st.Allocs++
 	p.st.Request += n

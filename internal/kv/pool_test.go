@@ -52,7 +52,7 @@ func open(t *testing.T, c Config) *Pool {
 func balanced(t *testing.T, p *Pool) Stats {
 	t.Helper()
 	s := p.Stats()
-	if s.Free+s.Request+s.Granted+s.Quarantine != s.Total || min(s.Free, s.Request, s.Granted, s.Quarantine) < 0 {
+	if s.Free+s.Request+s.Granted+s.Quarantine+s.Cached != s.Total || min(s.Free, s.Request, s.Granted, s.Quarantine, s.Shared) < 0 || s.Shared > s.Cached {
 		t.Errorf("accounting does not add up: %+v", s)
 	}
 	return s

@@ -41,6 +41,7 @@ func newDecode(g *globals) *cobra.Command {
 		},
 	}
 	w.add(c.Flags(), "127.0.0.1:8082")
+	c.Flags().IntVar(&w.prefixPages, "prefix-cache-pages", 0, "landing pages that may stay with the KV of ended prompts, for prompts that begin alike; 0: none (sim engine with ranks only)")
 	c.Flags().BoolVar(&monolithic, "monolithic", false, "compute prompts here; no prefill worker, no sessions")
 	c.Flags().BoolVar(&local, "allow-local", true, "also serve requests that name no prefill worker, by computing their prompts here")
 	return c

@@ -145,6 +145,7 @@ type workerFlags struct {
 	maxQueue                    int
 	poolMiB                     int
 	pageBytes                   int
+	prefixPages                 int // decode only
 	maxBodyMiB                  int
 	poison                      bool
 	hugePages                   kv.HugePages
@@ -248,7 +249,7 @@ func (w *workerFlags) transports(log *slog.Logger, reg prometheus.Registerer, on
 // config is the worker's, without its log and transports.
 func (w *workerFlags) config(eng engine.Compute, l net.Listener) worker.Config {
 	return worker.Config{
-		ID: w.id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PoisonPool: w.poison, HugePages: w.hugePages,
+		ID: w.id, ModelName: w.name, Engine: eng, HTTP: l, PoolBytes: w.poolMiB << 20, PageBytes: w.pageBytes, PrefixPages: w.prefixPages, PoisonPool: w.poison, HugePages: w.hugePages,
 		MaxQueue: w.maxQueue, MaxRunning: w.maxRunning, Timeouts: w.timeouts,
 		Session:   session.Tuning{KeepaliveTime: w.keepaliveTime, KeepaliveTimeout: w.keepaliveMax},
 		RoomTrace: w.roomTrace, RoomTraceBytes: int64(w.roomTraceMiB) << 20,

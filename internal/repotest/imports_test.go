@@ -20,7 +20,7 @@ internal/model:                        internal/model/explore internal/room
 internal/model/explore:
 internal/model/legacy:                 internal/model/explore internal/room
 internal/kv:                           prometheus golang.org/x/sys
-internal/transfer:                     internal/room
+internal/transfer:                     internal/kv internal/room
 internal/transfer/door:
 internal/transfer/postq:               internal/transfer
 internal/transfer/mem:                 internal/transfer
@@ -43,7 +43,7 @@ internal/engine/sim:                   internal/engine internal/kv
 internal/engine/llamacpp:              internal/engine internal/engine/llamacpp/gguf internal/dynlib internal/dynlib/needffi purego yzma
 internal/engine/llamacpp/gguf:
 internal/engine/llamacpp/gguftest:
-internal/sched:                        internal/engine internal/transfer internal/room prometheus
+internal/sched:                        internal/engine internal/transfer internal/kv internal/room prometheus
 
 internal/openai:                       internal/engine internal/room gonja
 internal/httpbody:

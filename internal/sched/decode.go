@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/baton-pd/baton/internal/engine"
+	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -23,6 +24,9 @@ type DecodeConfig struct {
 	Engine engine.Compute
 	// Receivers: nil serves only requests without Bootstrap (monolithic).
 	Receivers transfer.Receivers
+	// KeepPrefixes: the receivers' pool keeps prompts for others that begin alike, so it is told their prefixes.
+	// Only for an engine with Info.Shards.
+	KeepPrefixes bool
 	// MaxQueue bounds the requests that wait for cells. Default 256.
 	MaxQueue int
 	// MaxRunning bounds the rows of one step. Default: the engine's sequences.
@@ -55,6 +59,7 @@ type DecodeConfig struct {
 type Decode struct {
 	core
 	receivers                                         transfer.Receivers
+	keepPrefixes                                      bool
 	maxRunning, growReserve, growStep, importsPerStep int
 	orders                                            atomic.Uint64
 
@@ -102,7 +107,7 @@ func NewDecode(c DecodeConfig) *Decode {
 	if c.Engine == nil {
 		panic("sched: NewDecode needs an engine")
 	}
-	d := &Decode{receivers: c.Receivers, maxRunning: c.MaxRunning, growReserve: c.GrowReserve, importsPerStep: c.ImportsPerStep}
+	d := &Decode{receivers: c.Receivers, keepPrefixes: c.KeepPrefixes, maxRunning: c.MaxRunning, growReserve: c.GrowReserve, importsPerStep: c.ImportsPerStep}
 	d.init(room.SideReceiver, c.Engine, c.MaxQueue, c.StallAfter, c.Log, c.Registerer)
 	d.queued = []phase{phasePrealloc}
 	d.account = c.Account
@@ -206,7 +211,8 @@ func (d *Decode) lead(j *decodeJob) transfer.Receiving {
 		j.enter(phaseConnecting)
 		recv, err := d.receivers.Open(transfer.OpenReceiver{
 			Key: b.Key, Addr: net.JoinHostPort(b.Host, strconv.Itoa(b.Port)), Deadline: j.req.Deadline,
-			Chunks: chunkSizes(j.bounds, d.eng.ChunkBytes), Bounds: j.bounds, Digest: transfer.Digest(j.req.Prompt), Tokens: len(j.req.Prompt),
+			Chunks: chunkSizes(j.bounds, d.eng.ChunkBytes), Bounds: j.bounds, Prefixes: d.prefixes(j),
+			Digest: transfer.Digest(j.req.Prompt), Tokens: len(j.req.Prompt),
 		})
 		if err != nil {
 			j.fail(room.CauseOf(err))
@@ -226,6 +232,14 @@ func (d *Decode) lead(j *decodeJob) transfer.Receiving {
 		j.failCtx()
 	}
 	return nil
+}
+
+// prefixes names the beginnings of j's prompt that end with a page; nil if none are kept.
+func (d *Decode) prefixes(j *decodeJob) []kv.Prefix {
+	if !d.keepPrefixes {
+		return nil
+	}
+	return kv.Prefixes(j.req.Prompt, d.info.Shards.PageEnds(j.bounds, d.info.ChunkTokens))
 }
 
 // fetch waits for the KV and hands its chunks to the loop until they are complete in the

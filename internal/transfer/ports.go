@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/room"
 )
 
@@ -70,9 +71,12 @@ type OpenReceiver struct {
 	Key      room.Key
 	Addr     string // host:port of the prefill worker's bootstrap (session) port
 	Deadline time.Time
-	Chunks   []int // exact sizes; of a chunk that is there in part, of the rest
+	Chunks   []int // exact sizes
 	Bounds   []int // as of OpenSender
-	Have     int   // tokens of the prompt whose KV is here already and will not be sent; needs kv.Shards
+	// Prefixes are the beginnings of the prompt that end with a page, in order (kv.Shards.PageEnds); only where chunks are
+	// pages of ranks. What the pool has of them is not sent, and what comes is kept for others, as far as the
+	// pool's bound allows. nil: neither.
+	Prefixes []kv.Prefix
 	Digest   uint64
 	Tokens   int // prompt length, for messages
 }
@@ -85,7 +89,7 @@ type Receiving interface {
 	// and its checksum is right; closed at the terminal state (after the last
 	// chunk on success).
 	Landed() <-chan int
-	// Chunk is the memory of a landed chunk, valid until Release.
+	// Chunk is the memory of a landed chunk with what was there already, valid until Release; read only.
 	Chunk(i int) [][]byte
 	Done() <-chan struct{}
 	Err() error

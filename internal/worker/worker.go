@@ -65,6 +65,9 @@ type Config struct {
 	// PageBytes: 0 for one whole chunk a page, which lets the engine import in place. Without effect
 	// where chunks are pages of ranks (engine.Info.Shards).
 	PageBytes int
+	// PrefixPages bounds the pages of the pool that keep prompts of ended requests for others that begin alike; 0:
+	// none. Decode, and only with an engine whose chunks are pages of ranks.
+	PrefixPages int
 	// OnPool, if set, is told the KV memory and its page size in bytes before a transport uses it.
 	OnPool     func(mem transfer.Memory, pageBytes int)
 	PlainPool  bool // anonymous memory instead of a memfd: no shm
@@ -118,6 +121,8 @@ func (c *Config) validate() error {
 		return errors.New("worker: engine, listener and log are required")
 	case len(c.Transports) == 0 && !c.LocalOnly:
 		return errors.New("worker: at least one transport is required")
+	case c.PrefixPages != 0 && (c.LocalOnly || c.Engine.Info().Shards == (kv.Shards{})):
+		return fmt.Errorf("worker: a prefix cache needs a decode worker that receives KV, and an engine whose KV is pages of ranks; %s has blocks that only a whole prompt can use", c.Engine.Info().Engine)
 	case c.MaxQueue < 1 || c.MaxRunning < 1:
 		return errors.New("worker: queue and running limits must be at least 1")
 	}
@@ -148,7 +153,7 @@ func (c *Config) openPool(name string) (*kv.Pool, error) {
 		page = s.PageBytes() // a page of the pool is a page of a rank
 	}
 	pages := max(c.PoolBytes/page, 1)
-	p, err := kv.Open(kv.Config{Name: name, PageBytes: page, Pages: pages, Plain: c.PlainPool, Poison: c.PoisonPool, Huge: c.HugePages, Log: c.Log})
+	p, err := kv.Open(kv.Config{Name: name, PageBytes: page, Pages: pages, Plain: c.PlainPool, Poison: c.PoisonPool, PrefixPages: c.PrefixPages, Huge: c.HugePages, Log: c.Log})
 	if err != nil {
 		return nil, fmt.Errorf("open KV pool of %d pages of %d bytes: %w", pages, page, err)
 	}
@@ -264,7 +269,7 @@ func NewDecode(c Config) (*Worker, error) {
 	})
 	receivers.Start(client)
 	d := sched.NewDecode(sched.DecodeConfig{
-		Engine: c.Engine, Receivers: receivers, MaxQueue: c.MaxQueue, MaxRunning: c.MaxRunning, Account: w.holdings, Log: c.Log, Registerer: w.Metrics,
+		Engine: c.Engine, Receivers: receivers, KeepPrefixes: c.PrefixPages > 0, MaxQueue: c.MaxQueue, MaxRunning: c.MaxRunning, Account: w.holdings, Log: c.Log, Registerer: w.Metrics,
 	})
 	w.Sched = d
 	w.closer = []func() error{d.Close, client.Close, receivers.Close, closeTrace, pool.Close, c.Engine.Close}
@@ -306,11 +311,15 @@ func (w *Worker) serve(role string) {
 	if w.cfg.ModelName != "" {
 		info.ModelName = w.cfg.ModelName
 	}
+	var flush func() error
+	if w.cfg.PrefixPages > 0 {
+		flush = func() error { w.Pool.ForgetPrefixes(); return nil }
+	}
 	h := httpapi.New(httpapi.Config{
 		Role: role, Scheduler: w.Sched, Tokenizer: w.cfg.Engine.Tokenizer(), Info: info,
 		Extra: w.accounting, Gatherer: w.Metrics, Registerer: w.Metrics,
 		DefaultTimeout: w.cfg.Timeouts.Request, MaxTimeout: w.cfg.Timeouts.Max, MaxBody: w.cfg.MaxBody,
-		AllowLocal: w.cfg.AllowLocal || w.cfg.LocalOnly, Log: w.cfg.Log, Version: w.cfg.Version,
+		AllowLocal: w.cfg.AllowLocal || w.cfg.LocalOnly, FlushCache: flush, Log: w.cfg.Log, Version: w.cfg.Version,
 		Worker: w.cfg.ID, Tracer: w.cfg.Tracer,
 	})
 	w.http = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,

@@ -59,6 +59,7 @@ type options struct {
 	over     transfer.Transport    // nil: mem; others get pools that processes can map
 	ttl      time.Duration         // of tombstones; default a minute
 	src, dst kv.Shards             // of both engines; zero: chunks are blocks
+	cache    int                   // pages of the decode side's prefix cache
 }
 
 func newWorld(t *testing.T, o options) *world {
@@ -76,18 +77,18 @@ func newWorld(t *testing.T, o options) *world {
 	ttl := cmp.Or(o.ttl, time.Minute)
 	w := &world{t: t, rules: fault.MustParse(text)}
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	pool := func(name string, pages int, s kv.Shards) *kv.Pool {
+	pool := func(name string, pages, cache int, s kv.Shards) *kv.Pool {
 		size := pageBytes
 		if s != (kv.Shards{}) {
 			size = s.PageBytes()
 		}
-		p, err := kv.Open(kv.Config{Name: name, PageBytes: size, Pages: pages, Plain: o.over == nil, Poison: true, Log: log})
+		p, err := kv.Open(kv.Config{Name: name, PageBytes: size, Pages: pages, Plain: o.over == nil, Poison: true, PrefixPages: cache, Log: log})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return p
 	}
-	w.staging, w.landing = pool("staging", cmp.Or(o.staging, o.pages), o.src), pool("landing", o.pages, o.dst)
+	w.staging, w.landing = pool("staging", cmp.Or(o.staging, o.pages), 0, o.src), pool("landing", o.pages, o.cache, o.dst)
 	if o.over == nil {
 		o.over = mem.New(mem.NewRegistry())
 	}
@@ -130,7 +131,7 @@ func newWorld(t *testing.T, o options) *world {
 		}
 		<-served
 		for _, p := range []*kv.Pool{w.staging, w.landing} {
-			if s := p.Stats(); !s.Idle() || s.Misuses != 0 || s.PoisonHits != 0 {
+			if s := p.Stats(); p.CheckFree() != 0 || !s.Idle() || s.Misuses != 0 || s.PoisonHits != 0 {
 				t.Errorf("pool is not idle at the end: %+v", s)
 			}
 			if err := p.Close(); err != nil {

@@ -94,19 +94,23 @@ func TestLayersTravelWhileOthersAreComputed(t *testing.T) {
 	}{
 		"block":       {"layers=6,layer-group=2", "layers=6", 0},
 		"same pages":  {"layers=4,layer-group=1,tp=1,page=16", "layers=4,tp=1,page=16", 0},
-		"tp 1 to 4":   {"layers=4,heads=4,layer-group=1,tp=1", "layers=4,heads=4,tp=4,page=5", 18},
+		"tp 1 to 4":   {"layers=4,heads=4,layer-group=1,tp=1", "layers=4,heads=4,tp=4,page=5", 21},
 		"pp 2 to 1":   {"layers=5,layer-group=2,pp=2,hnd=true", "layers=5,pp=1", 0},
 		"many stores": {manySegments + ",layer-group=8,tp=1", manySegments + ",tp=32", 0},
 	} {
 		for _, kind := range []string{"mem", "tcp", "shm"} {
 			t.Run(name+" "+kind, func(t *testing.T) {
 				var seen *watched
-				w := newRankWorld(t, c.prefill, c.decode, options{over: over(t, kind), wrap: watch(&seen), pages: 512})
+				w := newRankWorld(t, c.prefill, c.decode, options{over: over(t, kind), wrap: watch(&seen), pages: 512, cache: 4 * c.have})
 				p := rankPrompt(40)
-				s, r := w.begin(1, p, c.have)
-				for pos := 0; pos < c.have; pos += rankChunk {
-					w.must(w.b.Prefill(t.Context(), 0, p[pos:min(pos+rankChunk, c.have)], pos))
+				if c.have > 0 {
+					w.answer(2, p[:c.have+1])
+					w.drained()
+					for len(seen.done) > 0 {
+						<-seen.done
+					}
 				}
+				s, r := w.begin(1, p)
 				await(t, "grant", s.Granted())
 				b, last := bounds(len(p)), w.a.LayerGroups()-1
 				for i := range len(b) - 1 {
@@ -128,9 +132,7 @@ func TestLayersTravelWhileOthersAreComputed(t *testing.T) {
 					if got := await(t, "chunk", r.Landed()); got != i || r.Err() != nil {
 						t.Fatalf("chunk %d landed, want %d: %v", got, i, r.Err())
 					}
-					if first < b[i+1] {
-						w.must(w.b.Import(0, first, b[i+1], r.Chunk(i)))
-					}
+					w.must(w.b.Import(0, b[i], b[i+1], r.Chunk(i)))
 				}
 				await(t, "receiver's end", r.Done())
 				await(t, "sender's end", s.Done())
@@ -186,7 +188,7 @@ func TestAbortInTheMiddleOfALayeredChunk(t *testing.T) {
 			var seen *watched
 			w := newRankWorld(t, layeredBlock, "layers=4", options{unfenced: true, rules: rules, wrap: watch(&seen)})
 			p := rankPrompt(17)
-			s, r := w.begin(1, p, 0)
+			s, r := w.begin(1, p)
 			await(t, "grant", s.Granted())
 			w.layer(s, p, 0, func(g int) {
 				if g != 0 {
@@ -254,7 +256,7 @@ func TestAnOwnerThatStopsInTheMiddle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newRankWorld(t, layeredBlock, "layers=4", options{})
 			p := rankPrompt(17)
-			s, r := w.begin(1, p, 0)
+			s, r := w.begin(1, p)
 			await(t, "grant", s.Granted())
 			buf, err := s.Buffer(t.Context(), 0)
 			w.must(err)
@@ -350,7 +352,7 @@ func TestBytesThatChangeAfterTheyLeft(t *testing.T) {
 			var seen *watched
 			w := newRankWorld(t, layeredBlock, "layers=4", options{rules: rules, wrap: watch(&seen)})
 			p := rankPrompt(17)
-			s, r := w.begin(1, p, 0)
+			s, r := w.begin(1, p)
 			await(t, "grant", s.Granted())
 			w.layer(s, p, 0, func(g int) {
 				if g == 0 && rules == "" {
@@ -408,7 +410,7 @@ func TestOneOfManyPartsFails(t *testing.T) {
 		t.Run(nth, func(t *testing.T) {
 			w := newRankWorld(t, layeredBlock, "layers=4", options{rules: "post room=1 nth=" + nth + ` error="link down"`})
 			p := rankPrompt(33)
-			s, r := w.begin(1, p, 0)
+			s, r := w.begin(1, p)
 			await(t, "grant", s.Granted())
 			w.layer(s, p, 0, nil)
 			w.a.FreeSeq(0)

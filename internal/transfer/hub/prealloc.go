@@ -32,6 +32,7 @@ type prealloc struct {
 }
 
 type pageWaiter struct {
+	prefixes []kv.Prefix // of the prompt, see kv.Pool.AllocPrompt
 	pages    int
 	label    string
 	deadline time.Time
@@ -93,7 +94,7 @@ func (a *prealloc) serve() {
 		if w.gone {
 			continue
 		}
-		lease, err := a.pool.Alloc(w.pages, w.label, w.deadline)
+		lease, err := a.pool.AllocPrompt(w.prefixes, w.pages, w.label, w.deadline)
 		if err == nil || !errors.Is(err, kv.ErrExhausted) {
 			w.got <- pageResult{lease, err}
 			if err == nil {
@@ -114,8 +115,8 @@ func (a *prealloc) serve() {
 
 // wait returns a lease; an error that waiting can not mend, or that ctx ended first; or nil, nil
 // when ended is closed first. deadline is the lease's.
-func (a *prealloc) wait(ctx context.Context, ended <-chan struct{}, pages int, label string, deadline time.Time) (*kv.Lease, error) {
-	w := &pageWaiter{pages: pages, label: label, deadline: deadline, got: make(chan pageResult, 1)}
+func (a *prealloc) wait(ctx context.Context, ended <-chan struct{}, prefixes []kv.Prefix, pages int, label string, deadline time.Time) (*kv.Lease, error) {
+	w := &pageWaiter{prefixes: prefixes, pages: pages, label: label, deadline: deadline, got: make(chan pageResult, 1)}
 	var err error
 	a.mu.Lock()
 	a.q = append(a.q, w)

@@ -23,7 +23,7 @@ func TestOverduePagesAreTold(t *testing.T) {
 		}
 		a := newPrealloc(pool, log)
 		take := func(label string) *kv.Lease {
-			l, err := a.wait(t.Context(), nil, 1, label, time.Now().Add(time.Second))
+			l, err := a.wait(t.Context(), nil, nil, 1, label, time.Now().Add(time.Second))
 			if err != nil {
 				t.Fatal(err)
 			}

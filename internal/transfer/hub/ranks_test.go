@@ -21,8 +21,9 @@ import (
 // rankWorld is a world between two engines whose ranks and pages differ.
 type rankWorld struct {
 	*world
-	a, b *sim.Engine
-	cfg  sim.Config
+	a, b   *sim.Engine
+	cfg    sim.Config
+	caches bool
 }
 
 const rankChunk = 16
@@ -49,7 +50,7 @@ func newRankWorld(t *testing.T, prefill, decode string, o options) *rankWorld {
 	if o.pages == 0 {
 		o.pages = 256
 	}
-	r.world = newWorld(t, o)
+	r.world, r.caches = newWorld(t, o), o.cache > 0
 	return r
 }
 
@@ -63,23 +64,27 @@ func bounds(n int) []int {
 	return b
 }
 
-func sizes(e *sim.Engine, b []int, have int) []int {
+func sizes(e *sim.Engine, b []int) []int {
 	out := []int{}
 	for i := 1; i < len(b); i++ {
-		out = append(out, e.ChunkBytes(b[i]-max(b[i-1], have)))
+		out = append(out, e.ChunkBytes(b[i]-b[i-1]))
 	}
 	return out
 }
 
-// begin opens both ends of a room for p, of whose tokens the decode side has some.
-func (w *rankWorld) begin(id uint64, p []engine.Token, have int) (transfer.Sending, transfer.Receiving) {
+// begin opens both ends of a room for p.
+func (w *rankWorld) begin(id uint64, p []engine.Token) (transfer.Sending, transfer.Receiving) {
 	w.t.Helper()
 	b, end := bounds(len(p)), time.Now().Add(time.Minute)
-	s, err := w.senders.Open(transfer.OpenSender{Key: room.Key{Room: id}, Deadline: end, Chunks: sizes(w.a, b, 0), Bounds: b, Digest: id})
+	var prefixes []kv.Prefix
+	if w.caches {
+		prefixes = kv.Prefixes(p, w.b.Info().Shards.PageEnds(b, rankChunk))
+	}
+	s, err := w.senders.Open(transfer.OpenSender{Key: room.Key{Room: id}, Deadline: end, Chunks: sizes(w.a, b), Bounds: b, Digest: id})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	r, err := w.receivers.Open(transfer.OpenReceiver{Key: room.Key{Room: id}, Addr: w.addr, Deadline: end, Chunks: sizes(w.b, b, have), Bounds: b, Have: have, Digest: id})
+	r, err := w.receivers.Open(transfer.OpenReceiver{Key: room.Key{Room: id}, Addr: w.addr, Deadline: end, Chunks: sizes(w.b, b), Bounds: b, Prefixes: prefixes, Digest: id})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -106,13 +111,10 @@ func (w *rankWorld) must(err error) {
 	}
 }
 
-// answer hands p over and goes on with it at the decode engine, which had the first tokens already.
-func (w *rankWorld) answer(id uint64, p []engine.Token, have int) []engine.Token {
+// answer hands p over and goes on with it at the decode engine.
+func (w *rankWorld) answer(id uint64, p []engine.Token) []engine.Token {
 	w.t.Helper()
-	for pos := 0; pos < have; pos += rankChunk {
-		w.must(w.b.Prefill(w.t.Context(), 0, p[pos:min(pos+rankChunk, have)], pos))
-	}
-	s, r := w.begin(id, p, have)
+	s, r := w.begin(id, p)
 	await(w.t, "grant", s.Granted())
 	b := bounds(len(p))
 	for i := range len(b) - 1 {
@@ -120,11 +122,7 @@ func (w *rankWorld) answer(id uint64, p []engine.Token, have int) []engine.Token
 		if got := await(w.t, "chunk", r.Landed()); got != i || r.Err() != nil {
 			w.t.Fatalf("chunk %d landed, want %d: %v", got, i, r.Err())
 		}
-		if first := max(b[i], have); first < b[i+1] {
-			w.must(w.b.Import(0, first, b[i+1], r.Chunk(i)))
-		} else if len(r.Chunk(i)) > 0 {
-			w.t.Errorf("chunk %d took pages although it was there", i)
-		}
+		w.must(w.b.Import(0, b[i], b[i+1], r.Chunk(i)))
 	}
 	await(w.t, "sender's end", s.Done())
 	await(w.t, "receiver's end", r.Done())
@@ -167,24 +165,6 @@ func over(t *testing.T, kind string) transfer.Transport {
 	}
 }
 
-// TestPrefixIsNotSent: what the decode side has already takes no pages and no writes, wherever it ends, and the answer is the
-// same.
-func TestPrefixIsNotSent(t *testing.T) {
-	for _, kind := range []string{"tcp", "shm"} {
-		t.Run(kind, func(t *testing.T) {
-			w := newRankWorld(t, "layers=4,heads=4,tp=1,page=16", "layers=4,heads=4,tp=4,pp=2,page=5", options{over: over(t, kind)})
-			p := rankPrompt(60)
-			want := sim.Expected(w.cfg, p, 10)
-			for i, have := range []int{0, 3, 16, 30, 48, 58, 59} {
-				if got := w.answer(uint64(i+1), p, have); !slices.Equal(got, want) {
-					t.Errorf("with %d tokens there already: %v, want %v", have, got, want)
-				}
-			}
-			w.drained()
-		})
-	}
-}
-
 // manySegments makes a chunk of 16 * 16 layers * 2 * 32 heads = 16,384 stores, twice what one write may have.
 const manySegments = "layers=16,heads=32,dim=1,page=16"
 
@@ -194,7 +174,7 @@ func TestChunkOfManyWrites(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			w := newRankWorld(t, manySegments+",tp=1", manySegments+",tp=32", options{over: over(t, kind), rules: "post room=1 nth=1 delay=50ms"})
 			p := rankPrompt(40)
-			if got, want := w.answer(1, p, 0), sim.Expected(w.cfg, p, 10); !slices.Equal(got, want) {
+			if got, want := w.answer(1, p), sim.Expected(w.cfg, p, 10); !slices.Equal(got, want) {
 				t.Errorf("%v, want %v", got, want)
 			}
 			w.drained()
@@ -207,7 +187,7 @@ func TestOneOfManyWritesFails(t *testing.T) {
 	t.Run("error", func(t *testing.T) {
 		w := newRankWorld(t, manySegments+",tp=1", manySegments+",tp=32", options{rules: `post room=1 nth=1 error="link down"`})
 		p := rankPrompt(10)
-		s, r := w.begin(1, p, 0)
+		s, r := w.begin(1, p)
 		await(t, "grant", s.Granted())
 		w.sendChunk(s, p, 0)
 		await(t, "sender's end", s.Done())
@@ -220,7 +200,7 @@ func TestOneOfManyWritesFails(t *testing.T) {
 	t.Run("abort", func(t *testing.T) {
 		w := newRankWorld(t, manySegments+",tp=1", manySegments+",tp=32", options{unfenced: true, rules: "post room=1 nth=1 halfway until=go"})
 		p := rankPrompt(17)
-		s, r := w.begin(1, p, 0)
+		s, r := w.begin(1, p)
 		await(t, "grant", s.Granted())
 		w.sendChunk(s, p, 0)
 		await(t, "write in the middle", w.rules.Waiting("go"))
@@ -243,7 +223,7 @@ func TestPaddingIsNotKV(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newRankWorld(t, "tp=1", "tp=1,page=32", options{rules: "landed room=1 nth=1 stall until=check", pages: 16})
 			p := rankPrompt(17) // 16 tokens in a page of 32
-			s, r := w.begin(1, p, 0)
+			s, r := w.begin(1, p)
 			await(t, "grant", s.Granted())
 			w.sendChunk(s, p, 0)
 			await(t, "landed", w.rules.Waiting("check"))
@@ -300,7 +280,7 @@ func TestGrantsOfRanksThatDoNotFit(t *testing.T) {
 				return liar{h, c.change}
 			}})
 			p := rankPrompt(17)
-			s, r := w.begin(1, p, 0)
+			s, r := w.begin(1, p)
 			await(t, "grant", s.Granted())
 			if s.State() != room.StateFailed {
 				w.sendChunk(s, p, 0)
@@ -326,10 +306,9 @@ func TestChunksThatAreNone(t *testing.T) {
 	w := newRankWorld(t, "tp=2", "tp=1", options{})
 	end := time.Now().Add(time.Minute)
 	for name, o := range map[string]transfer.OpenReceiver{
-		"no bounds":       {Chunks: sizes(w.b, []int{0, 16}, 0)},
+		"no bounds":       {Chunks: sizes(w.b, []int{0, 16})},
 		"other sizes":     {Chunks: []int{5}, Bounds: []int{0, 16}},
 		"backwards":       {Chunks: []int{0}, Bounds: []int{0, -4}},
-		"more than it is": {Chunks: []int{0}, Bounds: []int{0, 16}, Have: 17},
 	} {
 		o.Key, o.Addr, o.Deadline = room.Key{Room: 1}, w.addr, end
 		if _, err := w.receivers.Open(o); err == nil {
@@ -338,9 +317,5 @@ func TestChunksThatAreNone(t *testing.T) {
 		if _, err := w.senders.Open(transfer.OpenSender{Key: o.Key, Deadline: end, Chunks: []int{1}, Bounds: o.Bounds}); err == nil {
 			t.Errorf("%s: the senders took it", name)
 		}
-	}
-	blocks := newWorld(t, options{})
-	if _, err := blocks.receivers.Open(transfer.OpenReceiver{Key: room.Key{Room: 1}, Addr: w.addr, Deadline: end, Chunks: []int{5}, Have: 1}); err == nil {
-		t.Error("a part of a block was left out")
 	}
 }

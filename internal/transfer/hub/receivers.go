@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -143,7 +144,7 @@ func (h *Receivers) Offer(s transfer.SessionID) ([]transfer.Descriptor, error) {
 
 // Open implements transfer.Receivers.
 func (h *Receivers) Open(o transfer.OpenReceiver) (transfer.Receiving, error) {
-	if err := badChunks(h.cfg.Shards, h.cfg.Pool, o.Bounds, o.Chunks, o.Have); err != nil {
+	if err := errors.Join(badChunks(h.cfg.Shards, h.cfg.Pool, o.Bounds, o.Chunks), badPrefixes(h.cfg.Shards, o.Bounds, o.Prefixes)); err != nil {
 		return nil, &room.Cause{Code: room.CodeInternal, Side: room.SideReceiver, Phase: "prealloc", Key: o.Key, Peer: o.Addr, Detail: err.Error()}
 	}
 	_, pages := kv.PagesFor(h.cfg.Pool.PageBytes(), o.Chunks)

@@ -17,15 +17,17 @@ import (
 type receiving struct {
 	hub    *Receivers
 	open   transfer.OpenReceiver
-	pages  int
+	pages  int        // of the whole prompt, also those that are cached
 	room   *room.Room // set before bootstrap starts
 	landed chan int
 
 	mu       sync.Mutex
 	sess     *session.ClientSession // set by bootstrap, once
 	lease    *kv.Lease              // set by bootstrap, once; nil before and if the room ended first
-	chunks   [][][]byte             // memory of each chunk, with lease
-	perChunk [][]kv.PageID          // pages of each chunk, with lease
+	chunks   [][][]byte             // memory of each whole chunk, with lease
+	have     int                    // tokens that were cached and do not come, with lease
+	sizes    []int                  // bytes that come of each chunk, with lease
+	perChunk [][]kv.PageID          // pages for them, with lease
 	grant    transfer.GrantID       // 0: no grant was made
 	granted  time.Time
 	released bool // the request has let go; without a lease then, adopt does it
@@ -59,7 +61,7 @@ func (rec *receiving) bootstrap() {
 		_ = sess.SendAbort(rec.open.Key, 0, rec.room.Cause())
 		return
 	}
-	lease, err := h.alloc.wait(ctx, rec.room.Done(), rec.pages, "room "+rec.open.Key.String(), rec.open.Deadline)
+	lease, err := h.alloc.wait(ctx, rec.room.Done(), rec.open.Prefixes, rec.pages, "room "+rec.open.Key.String(), rec.open.Deadline)
 	if err != nil {
 		c := &room.Cause{Code: room.CodeCapacity, Side: room.SideReceiver, Phase: "prealloc", Key: rec.open.Key, Peer: rec.open.Addr,
 			Detail: "pages for the prompt's KV: " + err.Error()}
@@ -84,18 +86,23 @@ func early(deadline time.Time) time.Time {
 	return deadline.Add(-min(max(time.Until(deadline)/10, 0), 200*time.Millisecond))
 }
 
-// letRequestGo ends the request's hold on the pages, once, now or when they come.
+// letRequestGo ends the request's hold on the pages, once, now or when they come. After success, when every byte has come and
+// was verified, they go on to the pool's prefix cache.
 func (rec *receiving) letRequestGo() {
 	rec.mu.Lock()
-	lease := rec.lease
+	lease, have, per := rec.lease, rec.have, rec.perChunk
 	if rec.released {
 		lease = nil
 	}
 	rec.released = true
 	rec.mu.Unlock()
-	if lease != nil {
-		lease.ReleaseRequest()
+	if lease == nil {
+		return
 	}
+	if o := &rec.open; len(o.Prefixes) > 0 && rec.room.State() == room.StateSuccess {
+		lease.Keep(fresh(rec.hub.cfg.Shards, o.Bounds, o.Prefixes, have, per))
+	}
+	lease.ReleaseRequest()
 }
 
 // attach puts the room under its session; false if the session is down already.
@@ -118,14 +125,19 @@ func (rec *receiving) attach(sess *session.ClientSession) bool {
 
 // adopt takes the lease and lays the chunks over its pages.
 func (rec *receiving) adopt(lease *kv.Lease) {
-	pool, ids := rec.hub.cfg.Pool, lease.Pages()
-	per := perChunk(ids, pool.PageBytes(), rec.open.Chunks)
+	pool, s, o := rec.hub.cfg.Pool, rec.hub.cfg.Shards, &rec.open
+	have, sizes := cachedTokens(o.Prefixes, len(lease.Shared())), o.Chunks
+	if have > 0 {
+		sizes = chunkSizes(s, o.Bounds, have)
+	}
+	per := perChunk(lease.Pages(), pool.PageBytes(), sizes)
 	chunks := make([][][]byte, len(per))
 	for i, pages := range per {
-		chunks[i] = parts(pool, pages, rec.open.Chunks[i])
+		from, to := tokensOf(o.Bounds, i)
+		chunks[i] = parts(pool, wholeChunk(s, from, to, o.Prefixes, lease.Shared(), pages), o.Chunks[i])
 	}
 	rec.mu.Lock()
-	rec.lease, rec.chunks, rec.perChunk = lease, chunks, per
+	rec.lease, rec.chunks, rec.have, rec.sizes, rec.perChunk = lease, chunks, have, sizes, per
 	released := rec.released
 	rec.mu.Unlock()
 	if released {
@@ -143,7 +155,8 @@ func (rec *receiving) sendGrant() *room.Cause {
 	for i, p := range ids {
 		pages[i] = uint32(p)
 	}
-	spans, err := place(pages, h.cfg.Pool.PageBytes(), rec.open.Chunks)
+	have, sizes := rec.coming()
+	spans, err := place(pages, h.cfg.Pool.PageBytes(), sizes)
 	if err != nil {
 		return &room.Cause{Code: room.CodeInternal, Side: room.SideReceiver, Key: rec.open.Key, Detail: err.Error()}
 	}
@@ -166,8 +179,8 @@ func (rec *receiving) sendGrant() *room.Cause {
 		}
 	}
 	err = rec.sess.SendGrant(session.Grant{
-		Key: rec.open.Key, ID: id, Pages: pages, PageBytes: h.cfg.Pool.PageBytes(), Chunks: rec.open.Chunks,
-		Digest: rec.open.Digest, Timeout: time.Until(rec.open.Deadline), Have: rec.open.Have,
+		Key: rec.open.Key, ID: id, Pages: pages, PageBytes: h.cfg.Pool.PageBytes(), Chunks: sizes,
+		Digest: rec.open.Digest, Timeout: time.Until(rec.open.Deadline), Have: have,
 	})
 	if err != nil {
 		return rec.notGranted("the grant could not be sent: "+err.Error(), err)
@@ -202,6 +215,7 @@ func (rec *receiving) sendAbort(c *room.Cause) {
 // land handles a chunk's notification; runs on a transport goroutine.
 func (rec *receiving) land(notify []byte) {
 	n, err := decodeNote(notify)
+	_, sizes := rec.coming()
 	bad := ""
 	matches := func() bool {
 		crc, err := rec.checksum(int(n.Index))
@@ -212,8 +226,8 @@ func (rec *receiving) land(notify []byte) {
 		bad = err.Error()
 	case n.Key != rec.open.Key:
 		bad = "chunk notification of room " + n.Key.String()
-	case int(n.Count) != len(rec.open.Chunks) || int(n.Bytes) != rec.open.Chunks[n.Index]:
-		bad = fmt.Sprintf("chunk %d of %d with %d bytes, expected %d chunks", n.Index, n.Count, n.Bytes, len(rec.open.Chunks))
+	case int(n.Count) != len(sizes) || int(n.Bytes) != sizes[n.Index]:
+		bad = fmt.Sprintf("chunk %d of %d with %d bytes, expected %d chunks", n.Index, n.Count, n.Bytes, len(sizes))
 	case !matches():
 		bad = fmt.Sprintf("checksum of chunk %d is wrong: its bytes were damaged on the way", n.Index)
 	}
@@ -232,10 +246,10 @@ func (rec *receiving) checksum(i int) (uint32, error) {
 		return crcOf(rec.Chunk(i)), nil
 	}
 	rec.mu.Lock()
-	pages := rec.perChunk[i]
+	pages, have := rec.perChunk[i], rec.have
 	rec.mu.Unlock()
 	from, to := tokensOf(rec.open.Bounds, i)
-	first := min(max(from, rec.open.Have), to)
+	first := min(max(from, have), to)
 	ranges, err := s.Payload(kv.Piece{Pages: pages, First: first}, pool.Stats().Total, first, to)
 	if err != nil {
 		return 0, err
@@ -308,8 +322,16 @@ func (rec *receiving) grantedAt() time.Time {
 	return rec.granted
 }
 
+// coming is how many tokens were cached, and the bytes that come of each chunk; nil before there are pages.
+func (rec *receiving) coming() (have int, sizes []int) {
+	rec.mu.Lock()
+	defer rec.mu.Unlock()
+	return rec.have, rec.sizes
+}
+
 func (rec *receiving) bytes() (n int) {
-	for _, c := range rec.open.Chunks {
+	_, sizes := rec.coming()
+	for _, c := range sizes {
 		n += c
 	}
 	return n

@@ -1,7 +1,6 @@
 package hub
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -124,18 +123,16 @@ func perChunk(pages []kv.PageID, pageBytes int, chunks []int) [][]kv.PageID {
 
 // badChunks says why a request's chunks are not those of a worker with these shards; nil for
 // zero shards, whose chunks only the engine understands.
-func badChunks(s kv.Shards, pool *kv.Pool, bounds, chunks []int, have int) error {
+func badChunks(s kv.Shards, pool *kv.Pool, bounds, chunks []int) error {
 	switch {
-	case s == kv.Shards{} && have == 0:
-		return nil
 	case s == kv.Shards{}:
-		return errors.New("a part of a prompt can be left out only where chunks are pages of ranks")
+		return nil
 	case pool.PageBytes() != s.PageBytes():
 		return fmt.Errorf("the pool has pages of %d bytes, the engine's ranks of %d", pool.PageBytes(), s.PageBytes())
-	case len(bounds) == 0 || bounds[0] != 0 || !slices.IsSorted(bounds) || have < 0 || have > bounds[len(bounds)-1]:
-		return fmt.Errorf("tokens %v with %d there already are no chunks", bounds, have)
-	case !slices.Equal(chunks, chunkSizes(s, bounds, have)):
-		return fmt.Errorf("chunks of %v bytes, the engine's ranks make %v", chunks, chunkSizes(s, bounds, have))
+	case len(bounds) == 0 || bounds[0] != 0 || !slices.IsSorted(bounds):
+		return fmt.Errorf("tokens %v are no chunks", bounds)
+	case !slices.Equal(chunks, chunkSizes(s, bounds, 0)):
+		return fmt.Errorf("chunks of %v bytes, the engine's ranks make %v", chunks, chunkSizes(s, bounds, 0))
 	}
 	return nil
 }

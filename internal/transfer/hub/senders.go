@@ -113,7 +113,7 @@ func (h *Senders) Open(o transfer.OpenSender) (transfer.Sending, error) {
 	if len(o.Chunks) == 0 {
 		return nil, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: o.Key, Detail: "a room needs at least one chunk"}
 	}
-	if err := badChunks(h.cfg.Shards, h.cfg.Staging, o.Bounds, o.Chunks, 0); err != nil {
+	if err := badChunks(h.cfg.Shards, h.cfg.Staging, o.Bounds, o.Chunks); err != nil {
 		return nil, &room.Cause{Code: room.CodeInternal, Side: room.SideSender, Key: o.Key, Detail: err.Error()}
 	}
 	s := &sending{hub: h, open: o, bufs: make([]*kv.Lease, len(o.Chunks))}

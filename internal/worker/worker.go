@@ -192,6 +192,9 @@ func newWorker(c Config) (*Worker, error) {
 
 // NewPrefill builds and starts a prefill worker. bootstrap is owned.
 func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
+	if c.PrefixPages != 0 {
+		return nil, errors.New("worker: a prefill worker keeps no prefixes")
+	}
 	w, err := newWorker(c)
 	if err != nil {
 		return nil, err

@@ -49,8 +49,8 @@ func startPair(t *testing.T, cfg sim.Config, tp func() transfer.Transport) *pair
 	return startTwo(t, cfg, cfg, tp)
 }
 
-// startTwo starts two workers of different ranks.
-func startTwo(t *testing.T, prefill, decode sim.Config, tp func() transfer.Transport) *pair {
+// startTwo starts two workers of different ranks. Changes are to the decode worker.
+func startTwo(t *testing.T, prefill, decode sim.Config, tp func() transfer.Transport, changes ...func(*worker.Config)) *pair {
 	t.Helper()
 	cfg := prefill
 	p := &pair{cfg: cfg.WithDefaults()}
@@ -69,6 +69,9 @@ func startTwo(t *testing.T, prefill, decode sim.Config, tp func() transfer.Trans
 			_, p.bootPort, _ = net.SplitHostPort(bl.Addr().String())
 			w, err = worker.NewPrefill(c, bl)
 		} else {
+			for _, change := range changes {
+				change(&c)
+			}
 			w, err = worker.NewDecode(c)
 		}
 		if err != nil {
@@ -91,7 +94,12 @@ func startTwo(t *testing.T, prefill, decode sim.Config, tp func() transfer.Trans
 // generate sends one request to both workers, as a router does, and returns the
 // decode side's tokens.
 func (p *pair) generate(room int, prompt []engine.Token, maxTokens int) ([]engine.Token, error) {
-	ctx, stop := context.WithCancel(context.Background())
+	return p.generateUntil(context.Background(), room, prompt, maxTokens)
+}
+
+// generateUntil is generate whose client leaves when ctx ends.
+func (p *pair) generateUntil(ctx context.Context, room int, prompt []engine.Token, maxTokens int) ([]engine.Token, error) {
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	body, err := json.Marshal(map[string]any{
 		"input_ids": prompt, "bootstrap_host": "127.0.0.1", "bootstrap_port": json.Number(p.bootPort), "bootstrap_room": room,
@@ -174,6 +182,12 @@ func (p *pair) answers(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	p.idle(t)
+}
+
+// idle checks that nothing is held, once no room is left.
+func (p *pair) idle(t *testing.T) {
+	t.Helper()
 	http.DefaultClient.CloseIdleConnections()
 	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 	defer stop()

@@ -306,9 +306,9 @@ func TestChunksThatAreNone(t *testing.T) {
 	w := newRankWorld(t, "tp=2", "tp=1", options{})
 	end := time.Now().Add(time.Minute)
 	for name, o := range map[string]transfer.OpenReceiver{
-		"no bounds":       {Chunks: sizes(w.b, []int{0, 16})},
-		"other sizes":     {Chunks: []int{5}, Bounds: []int{0, 16}},
-		"backwards":       {Chunks: []int{0}, Bounds: []int{0, -4}},
+		"no bounds":   {Chunks: sizes(w.b, []int{0, 16})},
+		"other sizes": {Chunks: []int{5}, Bounds: []int{0, 16}},
+		"backwards":   {Chunks: []int{0}, Bounds: []int{0, -4}},
 	} {
 		o.Key, o.Addr, o.Deadline = room.Key{Room: 1}, w.addr, end
 		if _, err := w.receivers.Open(o); err == nil {

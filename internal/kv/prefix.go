@@ -39,7 +39,10 @@ func (s Shards) PageEnds(bounds []int, chunk int) (ends []int) {
 		for end := from + s.PageTokens; end <= to; end += s.PageTokens {
 			ends = append(ends, end)
 		}
-		if to-from == chunk && chunk%s.PageTokens != 0 {
+		switch short := (to - from) % s.PageTokens; {
+		case short != 0 && to-from != chunk:
+			return ends // in another prompt this page goes on, and so lies what follows elsewhere
+		case short != 0:
 			ends = append(ends, to)
 		}
 	}

@@ -23,6 +23,8 @@ func TestPageEnds(t *testing.T) {
 		{32, 8, []int{0, 8, 16, 20}, []int{8, 16}},
 		{1, 2, []int{0, 2, 3}, []int{1, 2, 3}},
 		{16, 16, []int{0, 15}, nil},
+		{4, 8, []int{0, 8, 13, 21}, []int{4, 8, 12}},
+		{4, 8, []int{0, 8, 12, 20}, []int{4, 8, 12, 16, 20}},
 		{16, 16, []int{0}, nil},
 	} {
 		s := Shards{Split: Split{PageTokens: c.page}}

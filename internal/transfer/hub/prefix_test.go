@@ -113,7 +113,8 @@ func TestFailedDeltaLeavesTheCache(t *testing.T) {
 			await(t, "sender's end", s.Done())
 			await(t, "receiver's end", r.Done())
 			r.Release()
-			if st := w.landing.Stats(); st.Quarantine != 28 || st.Shared != 0 || st.Cached != 32 {
+			// The end of a lost session may have fenced already.
+			if st := w.landing.Stats(); st.Quarantine != 28 && name != "session lost" || st.Shared != 0 || st.Cached != 32 {
 				t.Errorf("while a write is out: %+v", st)
 			}
 			w.rules.Release("go")

@@ -84,7 +84,15 @@ func TestFailedDeltaLeavesTheCache(t *testing.T) {
 		"sender fails": func(_ *rankWorld, s transfer.Sending, _ transfer.Receiving) {
 			s.Cancel(&room.Cause{Code: room.CodeEngine, Side: room.SideSender, Detail: "test"})
 		},
-		"session lost": func(w *rankWorld, _ transfer.Sending, _ transfer.Receiving) { w.cut() },
+		"session lost": func(w *rankWorld, _ transfer.Sending, _ transfer.Receiving) {
+			old, err := w.client.Get(w.t.Context(), w.addr)
+			w.must(err)
+			w.cut()
+			eventually(w.t, "another session", func() bool {
+				sess, err := w.client.Get(w.t.Context(), w.addr)
+				return err == nil && sess.ID() != old.ID()
+			})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			haves := make(chan int, 16)

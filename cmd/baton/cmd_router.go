@@ -29,6 +29,8 @@ type routerFlags struct {
 	timeout, max      time.Duration
 	firstByte, gap    time.Duration
 	localFallback     bool
+	prefillFirst      time.Duration
+	prefillGap        time.Duration
 	resume            bool
 	maxResumes        int
 	ejectAfter        int
@@ -72,6 +74,8 @@ func newRouter(g *globals) *cobra.Command {
 	f.DurationVar(&r.firstByte, "first-byte-timeout", 0, "longest wait for a stream's first event; then another pair is tried (0: only the deadline)")
 	f.DurationVar(&r.gap, "inter-token-timeout", 0, "longest silence of a stream that has begun; comments do not break it (0: only the deadline)")
 	f.BoolVar(&r.localFallback, "local-fallback", false, "when no prefill worker is left to try, have a decode worker that can compute the prompt itself")
+	f.DurationVar(&r.prefillFirst, "prefill-first-byte-timeout", 0, "longest wait for anything from the prefill worker; then another pair is tried (0: only the deadline)")
+	f.DurationVar(&r.prefillGap, "prefill-gap-timeout", 0, "longest silence of a prefill worker that has begun to answer (0: only the deadline)")
 	f.BoolVar(&r.resume, "resume", false, "a stream whose decode worker is lost or falls silent goes on with another pair (Baton workers)")
 	f.IntVar(&r.maxResumes, "max-resumes", 3, "how often a stream may go on so, with --resume")
 	f.IntVar(&r.ejectAfter, "eject-after", 3, "failures in a row that put a worker aside for a time (negative: never)")
@@ -157,7 +161,7 @@ func parsePrefill(s string) (router.Backend, error) {
 func (r *routerFlags) config(log *slog.Logger, reg *prometheus.Registry) (router.Config, error) {
 	c := router.Config{
 		Policy: r.policy, PrefillPolicy: r.prefillPolicy, DecodePolicy: r.decodePolicy, SessionHeader: r.sessionHeader,
-		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, InterTokenTimeout: r.gap, LocalFallback: r.localFallback, Resume: r.resume, MaxResumes: r.maxResumes, EjectAfter: r.ejectAfter, EjectTime: r.ejectTime, HealthInterval: r.health,
+		PolicyOptions: policy.Options{MaxBytes: r.prefixMiB << 20}, MaxPerWorker: r.maxPerWorker, PriorityAging: r.aging, DefaultTimeout: r.timeout, MaxTimeout: r.max, FirstByteTimeout: r.firstByte, InterTokenTimeout: r.gap, LocalFallback: r.localFallback, PrefillFirstByteTimeout: r.prefillFirst, PrefillGapTimeout: r.prefillGap, Resume: r.resume, MaxResumes: r.maxResumes, EjectAfter: r.ejectAfter, EjectTime: r.ejectTime, HealthInterval: r.health,
 		MaxBody: int64(r.maxBodyMiB) << 20, MaxInflight: r.maxInflight, Log: log, Registerer: reg, Gatherer: reg, Version: version,
 	}
 	if c.MaxQueue = r.maxQueue; c.MaxQueue == 0 {

@@ -72,6 +72,9 @@ type Config struct {
 	FirstByteTimeout time.Duration
 	// InterTokenTimeout bounds the silence of a stream that has begun; comments do not break it. [0: only the deadline counts]
 	InterTokenTimeout time.Duration
+	// PrefillFirstByteTimeout bounds the wait for anything from the prefill worker, PrefillGapTimeout its silence once it has
+	// begun to answer; see prefillWatch. [0: none]
+	PrefillFirstByteTimeout, PrefillGapTimeout time.Duration
 	// Resume has a stream that breaks after its first byte go on with another pair, at most MaxResumes times [3], where the
 	// workers can: see thread.
 	Resume     bool
@@ -200,7 +203,7 @@ func (c Config) validate() error {
 			return fmt.Errorf("router: policy %q: use one of %s", name, strings.Join(policy.Names(), ", "))
 		}
 	}
-	for _, d := range []time.Duration{c.DefaultTimeout, c.MaxTimeout, c.FirstByteTimeout, c.InterTokenTimeout, c.EjectTime, c.BodyTimeout, c.HealthInterval, c.HealthTimeout, c.DialTimeout, c.PriorityAging} {
+	for _, d := range []time.Duration{c.DefaultTimeout, c.MaxTimeout, c.FirstByteTimeout, c.InterTokenTimeout, c.PrefillFirstByteTimeout, c.PrefillGapTimeout, c.EjectTime, c.BodyTimeout, c.HealthInterval, c.HealthTimeout, c.DialTimeout, c.PriorityAging} {
 		if d < 0 {
 			return fmt.Errorf("router: a negative duration: %v", d)
 		}

@@ -88,9 +88,16 @@ func isEventStream(h http.Header) bool {
 }
 
 // consume reads the prefill leg's answer, which nobody sees, to its end. nil: it did its part.
-func (l *leg) consume() *failure {
+func (l *leg) consume() (f *failure) {
 	ctx, cancel := context.WithCancel(l.a.ctx)
 	defer cancel()
+	watch := l.watchPrefill(cancel)
+	defer watch.stop()
+	defer func() {
+		if alone := watch.alone.Load(); alone != nil && f != nil {
+			f = alone
+		}
+	}()
 	resp, f := l.send(ctx, cancel)
 	if f != nil {
 		return f
@@ -98,9 +105,9 @@ func (l *leg) consume() *failure {
 	defer func() { _ = resp.Body.Close() }()
 	l.enter(legAnswer)
 	if isEventStream(resp.Header) {
-		f = l.consumeStream(resp.Body)
+		f = l.consumeStream(resp.Body, watch)
 	} else {
-		f = l.consumeAnswer(resp.Body)
+		f = l.consumeAnswer(watch.reader(resp.Body))
 	}
 	if f == nil {
 		l.enter(legDone)
@@ -109,15 +116,17 @@ func (l *leg) consume() *failure {
 	return f
 }
 
-func (l *leg) consumeStream(body io.Reader) *failure {
+func (l *leg) consumeStream(body io.Reader, watch *prefillWatch) *failure {
 	s := streams.Get().(*stream)
 	defer putStream(s)
 	s.reset(l.w.side, l.phase(), 0)
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)
 	for {
+		watch.before()
 		n, rerr := body.Read(*buf)
 		_, e, err := s.feed((*buf)[:n])
+		watch.after(s.events)
 		switch {
 		case e != nil:
 			l.end()

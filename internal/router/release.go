@@ -54,12 +54,17 @@ func (g *group) close() {
 // the same name.
 func (r *Router) release(a *attempt) {
 	for _, l := range []*leg{&a.prefill, &a.decode} {
-		if l.over.Load() || !l.w.aborts() {
-			continue
-		}
-		for _, name := range a.names {
-			r.group.spawn(func() { r.abortAt(l.w, name, a.rooms[0]) })
-		}
+		r.releaseLeg(l)
+	}
+}
+
+// releaseLeg tells one of them.
+func (r *Router) releaseLeg(l *leg) {
+	if l.over.Load() || !l.w.aborts() {
+		return
+	}
+	for _, name := range l.a.names {
+		r.group.spawn(func() { r.abortAt(l.w, name, l.a.rooms[0]) })
 	}
 }
 

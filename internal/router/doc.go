@@ -24,7 +24,9 @@
 //   - worker: where a worker is, whether it can be used, and the probes that find out (worker.go).
 //   - backend: the kinds of servers, how they are told apart, and what each is sent (backend.go).
 //   - outlier: workers that fail requests although their probes succeed, refusals that only one worker makes, and requests
-//     that wait for a hung worker (outlier.go); stall: streams that fall silent (stall.go).
+//     that wait for a hung worker (outlier.go); stall: streams that fall silent (stall.go); prefillWatch: the same for
+//     prefill legs (prefillwatch.go).
+//   - thread: what a client has of a stream, so that another pair can go on with it (resume.go).
 //   - record: what happened to each request, for the access log and the page (recorded.go; package record).
 //   - release: the background group that tells workers of ended attempts (release.go).
 //
@@ -37,6 +39,6 @@
 //
 // # What it does not promise
 //
-// The order of requests that do not wait, and that an answer which the
-// client has begun to read survives the loss of a worker.
+// The order of requests that do not wait. An answer which the client has begun to read survives the loss of a worker only with
+// Config.Resume, and where the workers can (resume.go).
 package router

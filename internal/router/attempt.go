@@ -66,6 +66,8 @@ type leg struct {
 	// over: the exchange ended by the worker's doing, so the worker holds nothing of it.
 	// Written by the leg's goroutine before it reports.
 	over atomic.Bool
+	// told: its worker is being told of the end; once is enough.
+	told atomic.Bool
 	// ended is when it was over, nanoseconds after the attempt's start.
 	ended atomic.Int64
 	span  *otel.Span // nil: not traced; the leg's goroutine's
@@ -117,8 +119,8 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 	a.prefill.a, a.prefill.w = a, p
 	a.decode.a, a.decode.w = a, d
 	a.rid, a.names = c.rid, c.names
-	if n > 0 {
-		// An abort of the attempt before may still be on its way to a worker that both use.
+	if n > 0 || p == noWorker {
+		// An abort of the attempt before may still be on its way to a worker that both use; and without a room the name alone says who is meant.
 		fresh := newRID()
 		a.rid, a.names = quoted(fresh), []string{fresh}
 	}
@@ -288,6 +290,7 @@ func (a *attempt) settle() {
 	a.stopTimer()
 	select {
 	case <-a.prefillDone:
+		a.r.release(a) // it may have failed
 		a.cancel(context.Canceled)
 	default:
 		a.r.group.spawn(a.settlePrefill)
@@ -302,7 +305,7 @@ func (a *attempt) settlePrefill() {
 	case <-a.ctx.Done():
 	case <-t.C:
 		a.r.cfg.Log.Warn("prefill has not ended although its answer has", "worker", a.prefill.w.name, "room", a.key().String(), "phase", a.prefill.phase())
-		a.r.release(a)
 	}
+	a.r.release(a) // unless it has done its part
 	a.cancel(context.Canceled)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -74,8 +75,11 @@ func (l *leg) lost(err error) *failure {
 	if l.a.ctx.Err() != nil {
 		return failureOf(l.a.ctx)
 	}
-	l.end()
-	return l.broken(err)
+	f := l.broken(err)
+	if f.refused {
+		l.end() // otherwise it may live, behind a broken path or with an answer that is no HTTP, and hold the request
+	}
+	return f
 }
 
 // malformed is the failure for an answer that breaks the protocol.
@@ -184,13 +188,29 @@ func (a *attempt) runDecode(cl *client) *failure {
 		return f
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if isEventStream(resp.Header) {
+	switch {
+	case !isEventStream(resp.Header) && cl.started:
+		return l.malformed(errors.New("not a stream"))
+	case !isEventStream(resp.Header):
+		return a.forwardAnswer(cl, resp)
+	case a.c.stream:
 		return a.forwardStream(cl, resp, cancel)
 	}
-	if cl.started {
-		return l.malformed(errors.New("not a stream"))
+	return l.unasked(resp.Body, cancel)
+}
+
+// unasked is the failure for a stream that was not asked for: the error in it, if one comes soon.
+func (l *leg) unasked(body io.Reader, cancel context.CancelFunc) *failure {
+	t := time.AfterFunc(errorGrace, cancel)
+	defer t.Stop()
+	f := l.consumeStream(body, &prefillWatch{l: l, gap: newStall(0, nil)})
+	switch {
+	case l.a.ctx.Err() != nil:
+		return failureOf(l.a.ctx)
+	case f != nil && l.over.Load():
+		return f
 	}
-	return a.forwardAnswer(cl, resp)
+	return l.malformed(fmt.Errorf("%w: a stream that was not asked for", errMalformed))
 }
 
 // forwardAnswer reads the whole answer before a byte of it is sent, so that an error in it
@@ -208,7 +228,7 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 		return l.failed(room.CodeProtocol, false, "sent an answer of more than %d bytes", most)
 	}
 	l.end()
-	u, e, err := judgeUsage(a.c.kind, b.Bytes(), l.w.side, l.phase())
+	u, e, err := judgeUsage(a.c.kind, a.c.choices, b.Bytes(), l.w.side, l.phase())
 	switch {
 	case e != nil:
 		return l.reported(e, resp.Header)
@@ -216,6 +236,8 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 		return l.malformed(err)
 	case a.ctx.Err() != nil:
 		return failureOf(a.ctx)
+	case a.c.stream:
+		return l.malformed(fmt.Errorf("%w: not the stream that was asked for, but %.64q", errMalformed, resp.Header.Get("Content-Type")))
 	}
 	a.answering.Store(true)
 	a.c.rec.Usage(u.Prompt, u.Completion)
@@ -246,12 +268,16 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 	defer func() { a.c.rec.Usage(s.usage.Prompt, s.usage.Completion) }() // before s is given back
 	for {
 		watch.before(s.content)
+		whole := s.complete()
 		n, rerr := resp.Body.Read(*buf)
 		forward, e, ferr := s.feed((*buf)[:n])
 		watch.after(s.events)
 		a.c.rec.Count(s.events)
 		if len(forward) > 0 {
-			if a.ctx.Err() != nil { // another cause was first: the error event comes next
+			switch {
+			case a.ctx.Err() != nil && whole:
+				return a.finishFor(cl, resp)
+			case a.ctx.Err() != nil: // another cause was first: the error event comes next
 				return failureOf(a.ctx)
 			}
 			if s.content && !a.answering.Load() {
@@ -273,7 +299,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 		case s.done:
 			l.drain(resp.Body, cancel)
 			return nil
-		case rerr != nil && rerr != io.EOF && e == nil && ferr == nil && s.complete():
+		case s.complete() && (e != nil || ferr != nil || rerr != nil && (rerr != io.EOF || s.cut())):
 			return a.finishFor(cl, resp)
 		case rerr != nil && rerr != io.EOF && e == nil:
 			return l.lost(rerr)
@@ -285,12 +311,11 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 	}
 }
 
-// finishFor ends a stream in its worker's place: every choice has its finish, and then the worker fell silent or broke off.
-// The client's answer is whole; at most the usage is missing.
+// finishFor ends a stream in its worker's place: every choice has its finish, and then the worker fell silent, broke off or
+// sent what cannot be passed on. The client's answer is whole; at most the usage is missing.
 func (a *attempt) finishFor(cl *client, resp *http.Response) *failure {
 	l := &a.decode
 	if a.ctx.Err() == nil {
-		l.end()
 		l.w.probeNow()
 	}
 	a.r.release(a)

@@ -60,24 +60,28 @@ func (r *Router) release(a *attempt) {
 
 // releaseLeg tells one of them.
 func (r *Router) releaseLeg(l *leg) {
-	if l.over.Load() || !l.w.aborts() {
+	if l.over.Load() || !l.w.aborts() || l.told.Swap(true) {
 		return
 	}
 	for _, name := range l.a.names {
-		r.group.spawn(func() { r.abortAt(l.w, name, l.a.rooms[0]) })
+		r.group.spawn(func() { r.abortAt(l.w, name, l.a) })
 	}
 }
 
 // abortAt posts one abort_request. The room makes sure that it cannot hit the client's next
-// request, which may have the same id.
-func (r *Router) abortAt(w *worker, rid string, room uint64) {
+// request, which may have the same id. A request that decode serves alone has no room, but an id of its own.
+func (r *Router) abortAt(w *worker, rid string, a *attempt) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	result := "failed"
 	select {
 	case r.releases <- struct{}{}:
 		defer func() { <-r.releases }()
-		body, _ := openai.Marshal(map[string]any{"rid": rid, "bootstrap_room": room}) // always marshals
+		what := map[string]any{"rid": rid}
+		if a.prefill.w != noWorker {
+			what["bootstrap_room"] = a.rooms[0]
+		}
+		body, _ := openai.Marshal(what) // always marshals
 		if got, err := w.ask(ctx, http.MethodPost, "/abort_request", body, drainLimit); err == nil && got.status/100 == 2 {
 			result = "ok"
 		}

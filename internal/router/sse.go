@@ -32,6 +32,7 @@ type stream struct {
 	finished map[int]bool // choices that ended
 	done     bool         // [DONE] was seen; nothing is let through after it
 	usage    usage        // told by the stream; zero: nothing
+	stale    bool         // the event just judged only repeats or adds to what has ended: it is left out
 
 	// follow: the tokens of its text are told, and asked for. Those of the events that the last feed let through are in tokens, with over
 	// if the last text was among them; head is the first event's data, last the last one's with tokens.
@@ -74,6 +75,12 @@ func (s *stream) feed(p []byte) (forward []byte, e *openai.Error, err error) {
 		if has {
 			if e, err = s.judge(data); e != nil || err != nil {
 				return s.buf[start:s.next], e, err
+			}
+			if s.stale {
+				s.stale = false
+				s.buf = append(s.buf[:s.next], s.buf[end:]...)
+				scan = s.next
+				continue
 			}
 			if s.follow {
 				s.took(tokens, data)
@@ -155,16 +162,10 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 	if !utf8.Valid(data) {
 		return nil, fmt.Errorf("%w: an event is not UTF-8", errMalformed)
 	}
-	look := !s.content || finishKnown(data) || bytes.Contains(data, keyError)
+	look := !s.content || len(s.finished) > 0 || !likeAnswer(data) || finishKnown(data) || bytes.Contains(data, keyError)
 	if !look {
 		if !json.Valid(data) {
 			return nil, fmt.Errorf("%w: an event is not JSON: %.80q", errMalformed, data)
-		}
-		if s.choices > 0 && len(s.finished) >= s.choices { // after the last finish comes the usage, if anything
-			var a answer
-			if json.Unmarshal(data, &a) == nil { // it is only shown
-				s.note(a.usage())
-			}
 		}
 		return nil, nil
 	}
@@ -184,6 +185,17 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 		if f.failed() {
 			return f.err(s.side, s.phase), nil
 		}
+	}
+	if len(s.finished) > 0 {
+		old, fresh := a.about(s.finished)
+		if s.stale = old && !fresh; s.stale {
+			return nil, nil
+		}
+		if old {
+			return nil, fmt.Errorf("%w: an event goes on with a choice that has ended, and with another", errMalformed)
+		}
+	}
+	for _, f := range ends {
 		if s.finished == nil {
 			s.finished = map[int]bool{}
 		}
@@ -191,6 +203,22 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 	}
 	s.content = s.content || len(ends) > 0 || a.content()
 	return nil, nil
+}
+
+// answerKeys begin what an event of an answer has, as servers write it.
+var answerKeys = [][]byte{[]byte(`"choices":[`), []byte(`"choices": [`), []byte(`"meta_info":{`), []byte(`"meta_info": {`)}
+
+// likeAnswer: data looks like an event of an answer, and not like JSON of another kind.
+func likeAnswer(data []byte) bool {
+	if len(data) == 0 || data[0] != '{' {
+		return false
+	}
+	for _, k := range answerKeys {
+		if bytes.Contains(data, k) {
+			return true
+		}
+	}
+	return false
 }
 
 // finishKnown reports whether data has a finish reason that is not null.
@@ -211,10 +239,11 @@ func finishKnown(data []byte) bool {
 	}
 }
 
-// complete: every choice has ended, and no event is cut.
-func (s *stream) complete() bool {
-	return s.choices > 0 && len(s.finished) >= s.choices && s.next == len(s.buf)
-}
+// complete: every choice has ended.
+func (s *stream) complete() bool { return s.choices > 0 && len(s.finished) >= s.choices }
+
+// cut: there is a part of an event that has not ended.
+func (s *stream) cut() bool { return s.next < len(s.buf) }
 
 // ended says nil if a stream that has come to a clean end was a whole answer: every choice
 // finished. [DONE] may be missing then, nothing else.
@@ -224,7 +253,7 @@ func (s *stream) ended() error {
 		return nil
 	case len(s.finished) < s.choices:
 		return fmt.Errorf("%w: the stream ended although %s", errMalformed, s.unfinished())
-	case s.next < len(s.buf):
+	case s.cut():
 		return fmt.Errorf("%w: the stream ended inside an event", errMalformed)
 	}
 	return nil

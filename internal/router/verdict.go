@@ -99,10 +99,33 @@ func (a *answer) finishes() ([]finish, error) {
 	return out, nil
 }
 
+// about tells whether the event goes on with choices that have ended (old), by text or by another finish, and with ones that have not (fresh).
+func (a *answer) about(ended map[int]bool) (old, fresh bool) {
+	add := func(index int, text bool, reason json.RawMessage) {
+		if text || len(reason) > 0 && !isNull(reason) {
+			old, fresh = old || ended[index], fresh || !ended[index]
+		}
+	}
+	for i := range a.Choices {
+		add(a.Choices[i].Index, a.choiceContent(i), a.Choices[i].Finish)
+	}
+	var reason json.RawMessage
+	if a.Meta != nil {
+		reason = a.Meta.Finish
+	}
+	add(a.Index, a.Text != "" || len(a.OutputIDs) > 0, reason)
+	return old, fresh
+}
+
+func (a *answer) choiceContent(i int) bool {
+	c := &a.Choices[i]
+	return c.Text != "" || c.Delta.Content != "" || c.Delta.Reasoning != "" || len(c.Delta.Tools) > 0 && !isNull(c.Delta.Tools)
+}
+
 // content reports whether the event carries some of the answer itself.
 func (a *answer) content() bool {
-	for _, c := range a.Choices {
-		if c.Text != "" || c.Delta.Content != "" || c.Delta.Reasoning != "" || len(c.Delta.Tools) > 0 && !isNull(c.Delta.Tools) {
+	for i := range a.Choices {
+		if a.choiceContent(i) {
 			return true
 		}
 	}
@@ -134,12 +157,12 @@ func parseFinish(index int, raw json.RawMessage) (finish, error) {
 // of; err wraps errMalformed if it is not a complete answer. side and phase say
 // where it came from.
 func judge(kind openai.Kind, body []byte, side room.Side, phase string) (e *openai.Error, err error) {
-	_, e, err = judgeUsage(kind, body, side, phase)
+	_, e, err = judgeUsage(kind, 0, body, side, phase)
 	return e, err
 }
 
-// judgeUsage is judge, and the tokens that the answer says it has.
-func judgeUsage(kind openai.Kind, body []byte, side room.Side, phase string) (u usage, e *openai.Error, err error) {
+// judgeUsage is judge, and the tokens that the answer says it has. It wants so many finished choices at least.
+func judgeUsage(kind openai.Kind, choices int, body []byte, side room.Side, phase string) (u usage, e *openai.Error, err error) {
 	var list []answer
 	body = bytes.TrimSpace(body)
 	if len(body) > 0 && body[0] == '[' && kind == openai.KindGenerate {
@@ -151,6 +174,7 @@ func judgeUsage(kind openai.Kind, body []byte, side room.Side, phase string) (u 
 	if err != nil {
 		return u, nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
+	ended := 0
 	for i := range list {
 		if e := list[i].failure(body, side, phase); e != nil {
 			return u, e, nil
@@ -169,6 +193,10 @@ func judgeUsage(kind openai.Kind, body []byte, side room.Side, phase string) (u 
 		if kind != openai.KindGenerate && (len(list[i].Choices) == 0 || len(ends) < len(list[i].Choices)) {
 			return u, nil, fmt.Errorf("%w: %d choices, %d of them finished", errMalformed, len(list[i].Choices), len(ends))
 		}
+		ended += len(ends)
+	}
+	if ended < choices {
+		return u, nil, fmt.Errorf("%w: only %d of %d choices are there and finished", errMalformed, ended, choices)
 	}
 	return u, nil, nil
 }

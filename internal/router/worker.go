@@ -249,6 +249,20 @@ type asked struct {
 	body   []byte
 }
 
+// errSwitched: the worker answered 101. Nothing bounds the reading of what follows: net/http gives such a connection away, and the
+// context's end does not close it.
+var errSwitched = errors.New("it switches to a protocol that nobody asked for")
+
+// roundTrip sends req. The answer's body ends with req's context, whatever the worker does.
+func (w *worker) roundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := w.rt.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
+		_ = resp.Body.Close()
+		return nil, errSwitched
+	}
+	return resp, err
+}
+
 // ask sends a small request and reads at most limit bytes of the answer; more is an error.
 func (w *worker) ask(ctx context.Context, method, path string, body []byte, limit int64) (a asked, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, w.base.JoinPath(path).String(), bytes.NewReader(body))
@@ -259,7 +273,7 @@ func (w *worker) ask(ctx context.Context, method, path string, body []byte, limi
 		req.Header.Set("Content-Type", "application/json")
 	}
 	w.signIn(req.Header)
-	resp, err := w.rt.RoundTrip(req)
+	resp, err := w.roundTrip(req)
 	if err != nil {
 		return a, err
 	}

@@ -69,11 +69,12 @@ type Item struct {
 	err      error // meaningful if answered
 }
 
-// lane is the writes of one grant; it exists while it has any. Under Queue.mu.
+// lane is the writes of one grant; it exists while one of them is not settled. Under Queue.mu.
 type lane struct {
 	grant transfer.GrantID
-	items []*Item // items[0] is being sent; the rest wait
+	items []*Item // not wholly handed out: items[head] is being sent; the rest wait
 	head  int     // index of the first live entry of items
+	count int     // posted and not settled, >= len(items)-head
 }
 
 // Queue is the send queue. Make it with New.
@@ -140,9 +141,12 @@ func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 	if l == nil {
 		l = q.newLane(w.Grant)
 		q.lanes[w.Grant] = l
+	}
+	if len(l.items) == 0 { // else it is in the ring, or its first item is out
 		q.ring = append(q.ring, l)
 	}
 	l.items = append(l.items, it)
+	l.count++
 	if total <= most && most > 0 && !q.out && len(q.ring) == 1 {
 		if now := q.take(); now != nil {
 			return now, nil // it: a lane that is not out and not empty is in the ring
@@ -150,6 +154,13 @@ func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 	}
 	q.rouse()
 	return nil, nil
+}
+
+// Holds reports whether a write of grant g is posted and not settled.
+func (q *Queue) Holds(g transfer.GrantID) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.lanes[g] != nil
 }
 
 // rouse wakes the sender if there is something for it to do. Under mu.
@@ -236,11 +247,12 @@ func (q *Queue) choose() (at int, long bool) {
 	return first, true
 }
 
-// Idle reports whether nothing waits to be sent, so that the sender may flush.
-func (q *Queue) Idle() bool {
+// Waits reports whether all that was posted is sent and some of it is not settled: the next thing that
+// happens is an answer, or a post.
+func (q *Queue) Waits() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.ring) == 0
+	return q.count > 0 && !q.out && len(q.ring) == 0
 }
 
 // Answered is the destination's verdict on an item it has refused before the sender
@@ -350,7 +362,7 @@ func (q *Queue) Drain(err error) {
 	}
 }
 
-// pop takes the head item off its lane and puts the lane in turn or away.
+// pop takes the head item off its lane and puts the lane in turn.
 func (q *Queue) pop(l *lane) {
 	q.open--
 	l.items[l.head] = nil
@@ -364,9 +376,7 @@ func (q *Queue) pop(l *lane) {
 		q.ring = append(q.ring, l)
 		return
 	}
-	delete(q.lanes, l.grant)
 	l.items, l.head = l.items[:0], 0
-	q.freeLanes = append(q.freeLanes, l)
 }
 
 // settle forgets it and returns its Done, to be called without the lock.
@@ -374,6 +384,11 @@ func (q *Queue) settle(it *Item) func(error) {
 	done := it.Done
 	delete(q.flight, it.Seq)
 	q.count--
+	l := q.lanes[it.Grant]
+	if l.count--; l.count == 0 {
+		delete(q.lanes, l.grant)
+		q.freeLanes = append(q.freeLanes, l)
+	}
 	*it = Item{}
 	q.freeItems = append(q.freeItems, it)
 	return done

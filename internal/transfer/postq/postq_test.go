@@ -377,3 +377,38 @@ func TestSmallWritesGoFirstButNotForEver(t *testing.T) {
 		t.Errorf("order %s, want %s", order, want)
 	}
 }
+
+// A grant is held from Post to Settle, sent or not; the queue waits when all is sent and not all settled.
+func TestHoldsAndWaitsUntilSettled(t *testing.T) {
+	q := New(Config{Limit: 16, Open: 4, Segments: 8})
+	var o outcome
+	is := func(when string, one, two, waits bool) {
+		t.Helper()
+		if q.Holds(1) != one || q.Holds(2) != two || q.Waits() != waits {
+			t.Fatalf("%s: holds %v and %v, waits %v", when, q.Holds(1), q.Holds(2), q.Waits())
+		}
+	}
+	is("empty", false, false, false)
+	post(t, q, o.write(1, "a", 1))
+	post(t, q, o.write(1, "b", 1))
+	is("posted", true, false, false)
+	a := next(t, q)
+	is("out", true, false, false)
+	_ = q.Return(a, true)
+	is("one is sent", true, false, false)
+	b := next(t, q)
+	_ = q.Return(b, true)
+	is("both are sent", true, false, true)
+	q.Settle(1, nil)
+	is("one is settled", true, false, true)
+	post(t, q, o.write(2, "c", 1))
+	is("a third is posted", true, true, false)
+	q.Settle(2, nil)
+	is("both are settled", false, true, false)
+	q.Refuse(next(t, q), errTest)
+	is("the third is refused", false, false, false)
+	post(t, q, o.write(1, "d", 1))
+	q.Fail(errTest)
+	q.Drain(errTest)
+	is("drained", false, false, false)
+}

@@ -1,6 +1,16 @@
-// Package tcp is the transport for workers on different machines: one TCP
-// connection a peer, payload sent by one writev from the caller's memory and
-// received by readv straight into the granted pages.
+// Package tcp is the transport for workers on different machines: payload is sent by
+// writev from the caller's memory and received by readv straight into the granted pages.
+//
+// # Two connections
+//
+// A peer has two connections: bulk for long writes, whose kernels may hold megabytes, and
+// quick for those of at most [quickBytes], which so are never behind a long one in a kernel's
+// queue. Writes of a grant keep their order: a grant changes the connection only when all its
+// writes are settled. The target serves every connection alike, each with a goroutine of its own, and
+// orders nothing between them. Either one's end is the peer's.
+//
+// Readers look for bytes for up to 100 or 200 µs before they sleep, where bytes have followed each other that closely
+// ([lookout]), and are woken for 256 KiB at a time where as many are to come.
 //
 // # Fencing
 //

@@ -28,6 +28,8 @@ const (
 	maxSegments = 16384
 	// inlineBytes is the longest write that Post sends itself, if the socket takes it at once.
 	inlineBytes = 64 << 10
+	// quickBytes is the longest write of the quick connection.
+	quickBytes = 256 << 10
 	// maxFrame bounds the payload of one frame in bytes.
 	maxFrame = 16 << 20
 	// maxOpen is how many writes of one connection may be under way at once. It

@@ -76,14 +76,23 @@ func FuzzSource(f *testing.F) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			nc, err := ln.Accept()
-			if err != nil {
+			bulk := greeted(ln, b)
+			if bulk == nil {
+				return
+			}
+			defer bulk.Close()
+			var in [welcomeLen]byte
+			if copy(in[:], b); len(b) < welcomeLen {
+				return
+			}
+			if st, err := decodeWelcome(&in); err != nil || st != statusOK {
+				return // Dial ends with the first connection
+			}
+			nc := greeted(ln, b) // the short writes come here
+			if nc == nil {
 				return
 			}
 			defer nc.Close()
-			_ = nc.SetDeadline(time.Now().Add(patience))
-			_, _ = io.ReadFull(nc, make([]byte, helloLen))
-			_, _ = nc.Write(b[:min(len(b), welcomeLen)])
 			if len(b) > welcomeLen { // answers come when there is something to answer
 				_, _ = io.ReadFull(nc, make([]byte, 2*(headerLen+entryLen+len(src))))
 				_, _ = nc.Write(b[welcomeLen:])
@@ -122,4 +131,16 @@ func FuzzSource(f *testing.F) {
 			}
 		}
 	})
+}
+
+// greeted takes a connection and answers its hello with the first bytes of b; nil: there was none.
+func greeted(ln net.Listener, b []byte) net.Conn {
+	nc, err := ln.Accept()
+	if err != nil {
+		return nil
+	}
+	_ = nc.SetDeadline(time.Now().Add(patience))
+	_, _ = io.ReadFull(nc, make([]byte, helloLen))
+	_, _ = nc.Write(b[:min(len(b), welcomeLen)])
+	return nc
 }

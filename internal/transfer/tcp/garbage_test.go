@@ -122,11 +122,11 @@ func TestHalfOpenConnectionsAreBounded(t *testing.T) {
 }
 
 func TestConnectionsOfASessionAreBounded(t *testing.T) {
-	p := listen(t, Config{MaxConns: 2}, 64)
+	p := listen(t, Config{MaxConns: 5}, 64)
 	p.dial(t)
 	p.dial(t)
 	if _, err := p.tr.Dial(context.Background(), p.tgt.Descriptor(), 1); !errors.Is(err, transfer.ErrSession) {
-		t.Fatalf("third connection: %v", err)
+		t.Fatalf("sixth connection: %v", err)
 	}
 }
 

@@ -5,56 +5,46 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
-	"github.com/baton-pd/baton/internal/transfer/postq"
 )
 
-// peer is the source's end of one connection. Two goroutines: send owns the
-// segments of queued writes and settles everything at the end; receive reads
-// the answers. A poster whose small write is the only one sends it itself, as far as the
-// socket takes it at once.
+// peer is the source's end: two connections of one session. Long writes go over bulk, whose
+// kernels may hold much, for that makes it fast; short ones over quick, so that what they
+// wait for is never a long write that is already in a kernel. Both end together.
 type peer struct {
-	tr  *Transport
-	tcp *net.TCPConn
-	raw syscall.RawConn
-	q   *postq.Queue
-	wg  sync.WaitGroup
+	tr          *Transport
+	bulk, quick *stream
+	wg          sync.WaitGroup
+
+	mu sync.Mutex // held from the choice of a stream until the write is in its queue; before Queue's lock
 
 	once sync.Once
 	err  error         // set before down is closed; what left-over writes get
 	down chan struct{} // closed by fail
-
-	// Owned by who has the queue's turn: send or, in Post, a poster.
-	head       []byte // header, table and notification of the frame being sent
-	iov        []unix.Iovec
-	rest       []unix.Iovec // of iov, not yet written
-	errno      syscall.Errno
-	writeReady func(fd uintptr) bool
-	writeOnce  func(fd uintptr) bool // does not wait
 }
 
-func newPeer(tr *Transport, tcp *net.TCPConn) (*peer, error) {
-	if err := tune(tcp, tr.cfg.UserTimeout, option{unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes}); err != nil {
-		return nil, err
+// newPeer takes both connections over; if it fails they are still the caller's.
+func newPeer(tr *Transport, bulk, quick *net.TCPConn) (p *peer, err error) {
+	p = &peer{tr: tr, down: make(chan struct{})}
+	if err = tune(bulk, tr.cfg.UserTimeout); err == nil {
+		err = tune(quick, tr.cfg.UserTimeout, option{unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes})
 	}
-	raw, err := tcp.SyscallConn()
+	if err == nil {
+		p.bulk, err = newStream(p, bulk)
+	}
+	if err == nil {
+		p.quick, err = newStream(p, quick)
+	}
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{
-		tr: tr, tcp: tcp, raw: raw,
-		q:    postq.New(postq.Config{Limit: tr.cfg.Queue, Open: maxOpen, Segments: maxSegments}),
-		down: make(chan struct{}),
-		iov:  make([]unix.Iovec, 0, maxIovecs),
+	for _, s := range []*stream{p.bulk, p.quick} {
+		p.wg.Go(s.send)
+		p.wg.Go(s.receive)
 	}
-	p.writeReady = p.tryWrite
-	p.writeOnce = func(fd uintptr) bool { p.tryWrite(fd); return true }
-	p.wg.Go(p.send)
-	p.wg.Go(p.receive)
 	return p, nil
 }
 
@@ -63,22 +53,37 @@ func (p *peer) Kind() string { return p.tr.Kind() }
 
 // Post implements [transfer.Peer].
 func (p *peer) Post(w transfer.Write) error {
-	it, err := p.q.PostNow(w, uint64(min(inlineBytes, p.tr.cfg.FrameBytes)))
+	p.mu.Lock()
+	s := p.choose(&w)
+	it, err := s.q.PostNow(w, uint64(min(inlineBytes, p.tr.cfg.FrameBytes)))
+	p.mu.Unlock()
 	if it != nil {
-		p.sendNow(it)
+		s.sendNow(it)
 	}
 	return err
 }
 
-// sendNow sends all of it, or hands it and what is left of the frame to send.
-func (p *peer) sendNow(it *postq.Item) {
-	p.build(it)
-	if it.Sent == it.Total && p.raw.Write(p.writeOnce) == nil && p.errno == 0 && len(p.rest) == 0 {
-		clear(p.iov)
-		_ = p.q.Return(it, true) // an error is only of a part
-		return
+// choose is the stream for w. Writes of a grant are applied in their order, so a grant changes
+// its stream only when none of its writes is unsettled. Under mu.
+func (p *peer) choose(w *transfer.Write) *stream {
+	switch {
+	case p.bulk.q.Holds(w.Grant):
+		return p.bulk
+	case p.quick.q.Holds(w.Grant) || short(w):
+		return p.quick
 	}
-	p.q.Hand(it)
+	return p.bulk
+}
+
+// short reports whether w has at most quickBytes of payload.
+func short(w *transfer.Write) bool {
+	left := quickBytes
+	for i := range w.Segments {
+		if left -= len(w.Segments[i].Src); left < 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // Down implements [transfer.Peer].
@@ -101,12 +106,14 @@ func (p *peer) Close() error {
 	return nil
 }
 
-// fail ends the connection with its first error. The send goroutine settles what is left.
+// fail ends both connections with the first error. The send goroutines settle what is left.
 func (p *peer) fail(err error) {
 	p.once.Do(func() {
 		p.err = verdict(err)
-		p.q.Fail(p.err)
-		abort(p.tcp)
+		for _, s := range []*stream{p.bulk, p.quick} {
+			s.q.Fail(p.err)
+			abort(s.tcp)
+		}
 		close(p.down)
 	})
 }
@@ -117,172 +124,4 @@ func verdict(err error) error {
 		return transfer.ErrClosed
 	}
 	return fmt.Errorf("%w: %w", transfer.ErrPeerLost, err)
-}
-
-// send writes frames until the queue fails.
-func (p *peer) send() {
-	for {
-		it, ok := p.q.Next()
-		if !ok {
-			<-p.down
-			p.q.Drain(p.err)
-			return
-		}
-		if len(p.rest) == 0 { // else a poster has begun a frame
-			if err := p.q.Answered(it); err != nil {
-				p.abandon(it, err)
-				continue
-			}
-			p.build(it)
-		}
-		if err := p.write(); err != nil {
-			p.fail(fmt.Errorf("tcp: send: %w", err))
-		}
-		if err := p.q.Return(it, it.Sent == it.Total); err != nil {
-			p.fail(fmt.Errorf("tcp: %w", err))
-		}
-	}
-}
-
-// abandon ends an item that was refused with verdict while its payload was still going out.
-func (p *peer) abandon(it *postq.Item, verdict error) {
-	if it.Sent < it.Total {
-		p.frame(it, kindAbandon, 0)
-	}
-	err := p.write()
-	p.q.Refuse(it, verdict)
-	if err != nil {
-		p.fail(err)
-	}
-}
-
-// build makes the next frame of it, up to FrameBytes of payload and maxIovecs pieces,
-// and moves the item's cursor.
-func (p *peer) build(it *postq.Item) {
-	k := kindData
-	if it.Sent == 0 {
-		k = kindOpen
-	}
-	p.iov = append(p.iov[:0], unix.Iovec{}) // of the head, filled in by frame
-	budget := p.tr.cfg.FrameBytes
-	var n uint64
-	var run []byte // the last piece: segments that follow each other are one
-	for it.Seg < len(it.Segments) && budget > 0 && len(p.iov) < maxIovecs {
-		src := it.Segments[it.Seg].Src[it.Off:]
-		if len(src) > budget {
-			src = src[:budget]
-			it.Off += budget
-		} else {
-			it.Seg, it.Off = it.Seg+1, 0
-		}
-		if follows(run, src) {
-			run = run[:len(run)+len(src)]
-			p.iov[len(p.iov)-1] = vec(run)
-		} else if len(src) > 0 {
-			run = src
-			p.iov = append(p.iov, vec(run))
-		}
-		budget -= len(src)
-		n += uint64(len(src))
-	}
-	it.Sent += n
-	p.frame(it, k, n)
-}
-
-// frame encodes the head of a frame of kind k with n bytes of payload, which are in
-// p.iov already, and prepares the vector for write.
-func (p *peer) frame(it *postq.Item, k kind, n uint64) {
-	h := header{kind: k, seq: it.Seq, payload: n}
-	if k == kindOpen {
-		h.notify, h.notifyN = it.Notify != nil, len(it.Notify)
-		h.grant, h.key = it.Grant, it.Key
-		h.segments, h.total = len(it.Segments), it.Total
-	}
-	size := headerLen + h.segments*entryLen + h.notifyN
-	if cap(p.head) < size {
-		p.head = make([]byte, size)
-	}
-	b := p.head[:size]
-	h.encode(b)
-	at := headerLen
-	if k == kindOpen {
-		for i := range it.Segments {
-			putEntry(b[at:], it.Segments[i].Off, uint64(len(it.Segments[i].Src)))
-			at += entryLen
-		}
-		copy(b[at:], it.Notify)
-	}
-	if k == kindAbandon {
-		p.iov = append(p.iov[:0], unix.Iovec{})
-	}
-	p.iov[0] = vec(b)
-	p.rest = p.iov
-}
-
-// write sends p.rest. When it returns the kernel does not read the segments any more.
-func (p *peer) write() error {
-	if len(p.rest) == 0 {
-		return nil
-	}
-	err := p.raw.Write(p.writeReady)
-	clear(p.iov)
-	p.rest = nil
-	if err == nil && p.errno != 0 {
-		err = p.errno
-	}
-	return err
-}
-
-// tryWrite is called by the runtime when the socket may be writable. False: wait.
-func (p *peer) tryWrite(fd uintptr) bool {
-	for len(p.rest) > 0 {
-		var n int
-		n, p.errno = writev(fd, p.rest)
-		if p.errno == syscall.EAGAIN {
-			return false
-		}
-		if p.errno != 0 {
-			return true
-		}
-		p.rest = advance(p.rest, n)
-	}
-	return true
-}
-
-// receive reads answers until the connection ends.
-func (p *peer) receive() {
-	buf := make([]byte, 256*answerLen)
-	have := 0
-	for {
-		n, err := p.tcp.Read(buf[have:])
-		have += n
-		used := 0
-		for ; have-used >= answerLen; used += answerLen {
-			if aerr := p.answer(buf[used:]); aerr != nil {
-				p.fail(aerr)
-				return
-			}
-		}
-		have = copy(buf, buf[used:have])
-		if err != nil {
-			p.fail(fmt.Errorf("tcp: receive: %w", err))
-			return
-		}
-	}
-}
-
-// answer settles one write.
-func (p *peer) answer(b []byte) error {
-	a, err := decodeAnswer(b)
-	if err != nil {
-		return err
-	}
-	verdict, known := a.code.err()
-	if known && p.q.Settle(a.seq, verdict) {
-		return nil
-	}
-	if p.Err() == nil { // after the end nothing is outstanding
-		p.tr.stats.protocolErrors.Add(1)
-	}
-	return errAnswer
 }

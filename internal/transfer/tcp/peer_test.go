@@ -12,38 +12,41 @@ import (
 	"github.com/baton-pd/baton/internal/transfer"
 )
 
-// fakeTarget is a peer connected to the returned socket, whose other end the test plays.
-func fakeTarget(t *testing.T, c Config) (transfer.Peer, net.Conn) {
+// fakeTarget is a peer and the other ends of its two connections, which the test plays.
+func fakeTarget(t *testing.T, c Config) (p transfer.Peer, bulk, quick net.Conn) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	accepted := make(chan net.Conn, 1)
+	accepted := make(chan net.Conn, 2)
 	go func() {
-		defer close(accepted)
-		nc, err := ln.Accept()
-		if err != nil {
-			return
+		for range cap(accepted) {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			var b [welcomeLen]byte
+			_, _ = io.ReadFull(nc, make([]byte, helloLen))
+			statusOK.encode(&b)
+			_, _ = nc.Write(b[:])
+			accepted <- nc
 		}
-		var b [welcomeLen]byte
-		_, _ = io.ReadFull(nc, make([]byte, helloLen))
-		statusOK.encode(&b)
-		_, _ = nc.Write(b[:])
-		accepted <- nc
 	}()
 	peer, err := New(c).Dial(context.Background(), transfer.Descriptor{Kind: "tcp", Addr: ln.Addr().String()}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc := recv(t, accepted, "connection of the peer")
-	_ = nc.SetDeadline(time.Now().Add(patience))
+	bulk, quick = recv(t, accepted, "first connection of the peer"), recv(t, accepted, "second connection of the peer")
+	_ = bulk.SetDeadline(time.Now().Add(patience))
+	_ = quick.SetDeadline(time.Now().Add(patience))
 	t.Cleanup(func() {
 		_ = peer.Close()
-		_ = nc.Close()
+		_ = bulk.Close()
+		_ = quick.Close()
 	})
-	return peer, nc
+	return peer, bulk, quick
 }
 
 // nextFrame reads one frame's header and throws its payload away.
@@ -67,7 +70,7 @@ func nextFrame(t *testing.T, c net.Conn) header {
 // A write refused at its first bytes: the source stops sending it, says so, and reports the
 // refusal only when it reads the segments no more. The next write is as good as any.
 func TestRefusedWriteIsAbandoned(t *testing.T) {
-	peer, c := fakeTarget(t, Config{FrameBytes: 64 << 10})
+	peer, c, _ := fakeTarget(t, Config{FrameBytes: 64 << 10})
 	src := make([]byte, 64<<20)
 	v := post(t, peer, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: src}}})
 	if h := nextFrame(t, c); h.kind != kindOpen || h.seq != 1 || h.total != uint64(len(src)) || h.payload != 64<<10 {
@@ -93,9 +96,13 @@ func TestRefusedWriteIsAbandoned(t *testing.T) {
 	if err := recv(t, v, "verdict"); !errors.Is(err, transfer.ErrGrant) {
 		t.Fatalf("verdict %v", err)
 	}
-	v = post(t, peer, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: src[:10]}}})
-	if h := nextFrame(t, c); h.kind != kindOpen || h.seq != 2 || h.payload != 10 {
-		t.Fatalf("next write %+v", h)
+	v = post(t, peer, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: src[:quickBytes+1]}}})
+	for left := uint64(quickBytes + 1); left > 0; {
+		h := nextFrame(t, c)
+		if h.seq != 2 || (h.kind == kindOpen) != (left == quickBytes+1) {
+			t.Fatalf("next write %+v", h)
+		}
+		left -= h.payload
 	}
 	if _, err := c.Write(appendAnswer(nil, answer{seq: 2})); err != nil {
 		t.Fatal(err)
@@ -108,7 +115,7 @@ func TestRefusedWriteIsAbandoned(t *testing.T) {
 // Closing a peer whose target does not read must not hang, and must settle every write
 // once, after its segments are free.
 func TestCloseBreaksAStalledConnection(t *testing.T) {
-	peer, _ := fakeTarget(t, Config{Queue: 4})
+	peer, _, _ := fakeTarget(t, Config{Queue: 4})
 	var verdicts []<-chan error
 	for range 4 {
 		verdicts = append(verdicts, post(t, peer, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: make([]byte, 32<<20)}}}))
@@ -143,7 +150,7 @@ func TestPeerRefusesWrongAnswers(t *testing.T) {
 		"answered twice": appendAnswer(appendAnswer(nil, answer{seq: 1, code: codeGrant}), answer{seq: 1}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			peer, c := fakeTarget(t, Config{})
+			peer, _, c := fakeTarget(t, Config{})
 			v := post(t, peer, transfer.Write{Grant: 1})
 			if _, err := io.ReadFull(c, make([]byte, headerLen)); err != nil {
 				t.Fatal(err)

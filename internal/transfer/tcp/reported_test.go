@@ -134,7 +134,7 @@ func TestReportedK2EarlyCompletion(t *testing.T) {
 	})
 	// Every byte was taken from the socket, and then the target is gone.
 	t.Run("taken but never applied", func(t *testing.T) {
-		peer, c := fakeTarget(t, Config{})
+		peer, c, _ := fakeTarget(t, Config{})
 		v := post(t, peer, transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{{Src: make([]byte, size)}}, Notify: []byte("n")})
 		for sent := uint64(0); sent < size; {
 			sent += nextFrame(t, c).payload
@@ -147,7 +147,7 @@ func TestReportedK2EarlyCompletion(t *testing.T) {
 	})
 	// The report's second case: refused after 1 MiB, while the rest of the frame is in the sender's hands.
 	t.Run("rejected after 1 MiB", func(t *testing.T) {
-		peer, c := fakeTarget(t, Config{FrameBytes: maxFrame})
+		peer, c, _ := fakeTarget(t, Config{FrameBytes: maxFrame})
 		src := bytes.Repeat([]byte{0xa5}, size)
 		v := post(t, peer, transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{{Src: src}}})
 		head := make([]byte, headerLen+entryLen)
@@ -183,7 +183,7 @@ func TestReportedK2EarlyCompletion(t *testing.T) {
 func untilRead(t *testing.T, p transfer.Peer) {
 	t.Helper()
 	for waiting := 1; waiting > 0; runtime.Gosched() {
-		if err := p.(*peer).raw.Control(func(fd uintptr) {
+		if err := p.(*peer).bulk.raw.Control(func(fd uintptr) {
 			n, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
 			if err != nil {
 				t.Fatal(err)

@@ -257,8 +257,8 @@ func TestAllocationsDoNotGrowWithSegments(t *testing.T) {
 	}
 }
 
-// TestKernelHoldsLittle: what waits in the kernels of both ends is bounded, so that a long write is
-// not far ahead of a short one.
+// TestKernelHoldsLittle: little that is not sent waits in the source's kernel before a short write, and the
+// target's buffers are what the configuration says.
 func TestKernelHoldsLittle(t *testing.T) {
 	p := listen(t, Config{ReceiveBuffer: 100 << 10}, 4096)
 	pe := p.dial(t).(*peer)
@@ -272,7 +272,7 @@ func TestKernelHoldsLittle(t *testing.T) {
 		}
 		return v
 	}
-	if v := get(pe.tcp, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT); v != unsentBytes {
+	if v := get(pe.quick.tcp, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT); v != unsentBytes {
 		t.Errorf("source keeps %d unsent bytes", v)
 	}
 	tg := p.tgt.(*target)

@@ -73,15 +73,15 @@ func vecIO(trap, fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
 	}
 }
 
-// unsentBytes is how much the source's kernel takes of what it cannot send yet. More would
-// only wait there, in front of a short write of another room.
+// unsentBytes is how much the source's kernel takes of what it cannot send yet on a quick connection. More
+// would only wait there, in front of a short write of another room.
 const unsentBytes = 128 << 10
 
 // option is a socket option.
 type option struct{ level, name, value int }
 
-// tune sets what both ends of a connection need to notice a vanished host, and one more option.
-func tune(c *net.TCPConn, userTimeout time.Duration, more option) error {
+// tune sets what both ends of a connection need to notice a vanished host, and more.
+func tune(c *net.TCPConn, userTimeout time.Duration, more ...option) error {
 	if err := c.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}); err != nil {
 		return err
 	}
@@ -91,9 +91,10 @@ func tune(c *net.TCPConn, userTimeout time.Duration, more option) error {
 	}
 	var opt error
 	if err := rc.Control(func(fd uintptr) {
-		opt = errors.Join(
-			unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds())),
-			unix.SetsockoptInt(int(fd), more.level, more.name, more.value))
+		opt = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+		for _, o := range more {
+			opt = errors.Join(opt, unix.SetsockoptInt(int(fd), o.level, o.name, o.value))
+		}
 	}); err != nil {
 		return err
 	}

@@ -51,7 +51,11 @@ func (c *conn) storeDirect(w *inWrite, n uint64) (uint64, error) {
 		}
 		c.iov = addVec(c.iov, tail)
 	}
-	if err := c.read(w.grant); err != nil {
+	low := 1
+	if n >= smallRead {
+		low = int(min(n, lowBytes))
+	}
+	if err := c.read(w.grant, low); err != nil {
 		return 0, err
 	}
 	if c.fenced {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/baton-pd/baton/internal/transfer"
@@ -24,6 +25,9 @@ type target struct {
 	// wg counts the accept loop, the connections and the calls of Fenced. Add only
 	// under mu and while !closed, or from a goroutine that is counted.
 	wg sync.WaitGroup
+
+	// awake counts the connections that do not sleep until bytes come.
+	awake atomic.Int32
 
 	// mu guards what follows. Held for moments, never across I/O or a callback.
 	// Order: mu before grant.mu; grant.mu is not taken under mu here.
@@ -239,7 +243,9 @@ func (t *target) serve(tcp *net.TCPConn) {
 	if c == nil {
 		return
 	}
+	t.awake.Add(1)
 	c.run()
+	t.awake.Add(-1)
 	abort(tcp)
 	t.leave(c)
 }

@@ -39,17 +39,17 @@ func TestSplitWriteLandsOnceAndExactly(t *testing.T) {
 	}
 }
 
-// A long write must not hold up another room: the short one, posted second, lands first
-// although the long one is half sent.
+// A long write must not hold up another room on the same connection: the shorter one, posted
+// second, lands first although the long one is half sent.
 func TestLongWriteSharesTheConnection(t *testing.T) {
 	p := listen(t, Config{FrameBytes: 4096}, 64<<20)
 	p.allow(t, 1, transfer.Span{Off: 0, Len: 60 << 20})
-	p.allow(t, 2, transfer.Span{Off: 60 << 20, Len: 4096})
+	p.allow(t, 2, transfer.Span{Off: 60 << 20, Len: 2 * quickBytes})
 	peer := p.dial(t)
 	long := post(t, peer, transfer.Write{Grant: 1, Key: testKey, Notify: []byte("long"),
 		Segments: []transfer.Segment{{Off: 0, Src: make([]byte, 60<<20)}}})
 	short := post(t, peer, transfer.Write{Grant: 2, Key: testKey, Notify: []byte("short"),
-		Segments: []transfer.Segment{{Off: 60 << 20, Src: make([]byte, 4096)}}})
+		Segments: []transfer.Segment{{Off: 60 << 20, Src: make([]byte, 2*quickBytes)}}})
 	if err := recv(t, short, "short write"); err != nil {
 		t.Fatal(err)
 	}

@@ -29,16 +29,16 @@ type Config struct {
 	UserTimeout time.Duration
 	// MaxHalfOpen is how many connections may be in the handshake. Default 64.
 	MaxHalfOpen int
-	// MaxConns is how many connections a session may have. Default 16.
+	// MaxConns is how many connections a session may have; a Peer has two. Default 16.
 	MaxConns int
-	// Queue is how many writes a Peer takes before ErrBusy. Default 1024.
+	// Queue is how many writes each of a Peer's connections takes before ErrBusy. Default 1024.
 	Queue int
 	// FrameBytes is how much payload a write sends before it is the next room's
-	// turn, 4 KiB to 16 MiB. Default 256 KiB.
+	// turn, 4 KiB to 16 MiB. Default 1 MiB.
 	FrameBytes int
-	// ReceiveBuffer is how many bytes the target's kernel may hold of a connection, at least 64 KiB. What
-	// it holds of a long write is before a short one of another room, so it bounds the delay; it also
-	// bounds the rate, to ReceiveBuffer a round trip. The kernel's rmem_max caps it. Default 1 MiB.
+	// ReceiveBuffer is how many bytes the target's kernel may hold of a connection, at least 64 KiB. It
+	// bounds the rate, to ReceiveBuffer a round trip, and what a write longer than 256 KiB finds before it. The
+	// kernel's rmem_max caps it. Default 0: the kernel finds it.
 	ReceiveBuffer int
 }
 
@@ -58,8 +58,7 @@ func (c Config) withDefaults() (Config, error) {
 	setInt(&c.MaxHalfOpen, 64)
 	setInt(&c.MaxConns, 16)
 	setInt(&c.Queue, 1024)
-	setInt(&c.FrameBytes, 256<<10)
-	setInt(&c.ReceiveBuffer, 1<<20)
+	setInt(&c.FrameBytes, 1<<20)
 	if c.Handshake == 0 {
 		c.Handshake = 5 * time.Second
 	}
@@ -73,7 +72,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("tcp: config: limits must be positive")
 	case c.FrameBytes < 4096, c.FrameBytes > maxFrame:
 		return c, fmt.Errorf("tcp: config: FrameBytes %d is not between 4096 and %d", c.FrameBytes, maxFrame)
-	case c.ReceiveBuffer < 64<<10:
+	case c.ReceiveBuffer != 0 && c.ReceiveBuffer < 64<<10:
 		return c, fmt.Errorf("tcp: config: ReceiveBuffer %d is less than 65536", c.ReceiveBuffer)
 	}
 	return c, nil
@@ -156,7 +155,7 @@ func (t *Transport) Listen(mem transfer.Memory, sink transfer.Sink) (transfer.Ta
 	return newTarget(t, ln.(*net.TCPListener), addr, mem, sink), nil
 }
 
-// Dial implements [transfer.Transport].
+// Dial implements [transfer.Transport]. It makes two connections, one after the other.
 func (t *Transport) Dial(ctx context.Context, d transfer.Descriptor, s transfer.SessionID) (transfer.Peer, error) {
 	if t.err != nil {
 		return nil, t.err
@@ -166,22 +165,37 @@ func (t *Transport) Dial(ctx context.Context, d transfer.Descriptor, s transfer.
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.Handshake)
 	defer cancel()
-	var dialer net.Dialer
-	nc, err := dialer.DialContext(ctx, "tcp", d.Addr)
+	bulk, err := connect(ctx, d.Addr, s)
 	if err != nil {
-		return nil, fmt.Errorf("tcp: dial %s: %w", d.Addr, err)
+		return nil, err
+	}
+	quick, err := connect(ctx, d.Addr, s)
+	if err != nil {
+		_ = bulk.Close()
+		return nil, err
+	}
+	p, err := newPeer(t, bulk, quick)
+	if err != nil {
+		_ = bulk.Close()
+		_ = quick.Close()
+		return nil, fmt.Errorf("tcp: set up connections to %s: %w", d.Addr, err)
+	}
+	return p, nil
+}
+
+// connect makes one connection of session s.
+func connect(ctx context.Context, addr string, s transfer.SessionID) (*net.TCPConn, error) {
+	var dialer net.Dialer
+	nc, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
 	}
 	conn := nc.(*net.TCPConn)
 	if err := greet(ctx, conn, s); err != nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("tcp: handshake with %s: %w", d.Addr, err)
+		return nil, fmt.Errorf("tcp: handshake with %s: %w", addr, err)
 	}
-	p, err := newPeer(t, conn)
-	if err != nil {
-		_ = conn.Close()
-		return nil, fmt.Errorf("tcp: set up connection to %s: %w", d.Addr, err)
-	}
-	return p, nil
+	return conn, nil
 }
 
 // greet says hello and reads the answer; ctx ends it at any moment.

@@ -38,37 +38,14 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_, _ = w.Write(append(body, '\n')) // the client may be gone; there is nobody left to tell
 }
 
-// ready is nil if a probed pair of workers is there.
-func (r *Router) ready() *openai.Error {
-	if r.base.Err() != nil {
-		return failureOf(r.base).err
-	}
-	if r.gate.draining.Load() {
-		return errClosing().err
-	}
-	detail := ""
-	if r.prefills.ready() == 0 {
-		detail = "no prefill worker is up: " + r.prefills.why()
-	}
-	if r.decodes.ready() == 0 {
-		if detail != "" {
-			detail += "; "
-		}
-		detail += "no decode worker is up: " + r.decodes.why()
-	}
-	if detail == "" || r.decodes.readyAlone(r.cfg.LocalFallback) {
-		return nil
-	}
-	return routerFailure(room.CodeUnavailable, true, "%s", detail).err
-}
-
 // health is readiness: 200 if a request could be served.
 func (r *Router) health(w http.ResponseWriter, _ *http.Request) {
-	if e := r.ready(); e != nil {
+	prefills, decodes, e := r.ready()
+	if e != nil {
 		openai.WriteError(w, e)
 		return
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"status": "ok", "prefill": r.prefills.ready(), "decode": r.decodes.ready()})
+	writeJSON(w, http.StatusOK, map[string]any{"status": "ok", "prefill": prefills, "decode": decodes})
 }
 
 // workerView is a worker as /workers shows it.

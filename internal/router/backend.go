@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -190,11 +189,6 @@ func bodyOf(b []byte) legBody { return legBody{b} }
 func (w *worker) taken() *worker {
 	w.inflight.Add(1)
 	return w
-}
-
-// readyAlone: somebody is up that serves requests alone.
-func (f *fleet) readyAlone(fallback bool) bool {
-	return slices.ContainsFunc(f.workers(), func(w *worker) bool { return w.status() == statusUp && w.alone(fallback) })
 }
 
 // setBodies makes the bodies of both legs, as the workers' kind wants them. The decode leg's of vLLM is made when its prefill has ended.

@@ -143,17 +143,6 @@ func (f *fleet) treeStats() policy.Stats {
 	return policy.TreeStats(f.policy)
 }
 
-// ready counts workers that a probe has found up.
-func (f *fleet) ready() int {
-	n := 0
-	for _, w := range f.workers() {
-		if w.status() == statusUp {
-			n++
-		}
-	}
-	return n
-}
-
 // why tells the state of every worker, for the error when none is usable.
 func (f *fleet) why() string {
 	workers := f.workers()

@@ -2,7 +2,6 @@ package router
 
 import (
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -10,9 +9,6 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/record"
 )
-
-// wholePiece is how much of an answer is written under one bound, in bytes.
-const wholePiece = 64 << 10
 
 // firstWriteTime bounds the writing of an error that is a whole answer.
 const firstWriteTime = 5 * time.Second
@@ -51,8 +47,7 @@ func (cl *client) begin(h http.Header, status int) {
 // events sends whole events of a stream.
 func (cl *client) events(h http.Header, status int, p []byte) error {
 	cl.begin(h, status)
-	cl.bound()
-	if _, err := cl.w.Write(p); err != nil {
+	if err := cl.write(p); err != nil {
 		return err
 	}
 	return cl.ctl.Flush()
@@ -62,13 +57,7 @@ func (cl *client) events(h http.Header, status int, p []byte) error {
 func (cl *client) whole(h http.Header, status int, body []byte) error {
 	cl.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	cl.begin(h, status)
-	for piece := range slices.Chunk(body, wholePiece) {
-		cl.bound()
-		if _, err := cl.w.Write(piece); err != nil {
-			return err
-		}
-	}
-	return nil
+	return cl.write(body)
 }
 
 // fail tells the client of f: by a status before the first byte, afterwards by one error event

@@ -101,6 +101,22 @@ func (r *Router) signIn(h http.Header) {
 	}
 }
 
+// onePiece is how much is written under one bound, in bytes: who takes less than that in the time is too slow.
+const onePiece = 64 << 10
+
+// write writes p, however large, as long as the client reads.
+func (cl *client) write(p []byte) error {
+	for len(p) > 0 {
+		n := min(len(p), onePiece)
+		cl.bound()
+		if _, err := cl.w.Write(p[:n]); err != nil {
+			return err
+		}
+		p = p[n:]
+	}
+	return nil
+}
+
 // bound moves on the time by which the client must have read something: stall from now, or up to a quarter less, so that it is
 // not moved with every token.
 func (cl *client) bound() {

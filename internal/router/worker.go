@@ -87,6 +87,9 @@ type worker struct {
 	// leaving: it gets no new requests. Written under the roster's lock.
 	leaving atomic.Bool
 
+	// asking is when the first of the probes that have had no answer yet was sent, Unix nanoseconds; 0: none. Written by watch.
+	asking atomic.Int64
+
 	mu      sync.Mutex
 	since   time.Time // of the state
 	reason  string    // why it is out
@@ -154,7 +157,11 @@ func (w *worker) why() string {
 func (w *worker) watch(ctx context.Context, interval, timeout time.Duration) {
 	pause := firstReprobe
 	for {
+		w.asking.CompareAndSwap(0, time.Now().UnixNano())
 		err := w.probe(ctx, timeout)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			w.asking.Store(0)
+		}
 		if err == nil {
 			w.detect(ctx, timeout)
 		}

@@ -259,10 +259,10 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// Who reads slowly, but reads, has all the time of its deadline: a minute and a half here, with a limit of two seconds.
+// Who reads slowly, but reads, has all the time of its deadline: a minute and a half here, with a limit of four seconds.
 func TestClientThatReadsSlowly(t *testing.T) {
 	answer := role + strings.Repeat(strings.Replace(token, "hel", strings.Repeat("x", 4<<10), 1), 140) + last + done
-	inBubble(t, Config{ClientStall: 2 * time.Second}, []script{okPrefill}, []script{sse(answer)}, func(t *testing.T, b *bed, p, d []*fake) {
+	inBubble(t, Config{ClientStall: 4 * time.Second}, []script{okPrefill}, []script{sse(answer)}, func(t *testing.T, b *bed, p, d []*fake) {
 		resp, err := b.client.Post("http://router/v1/chat/completions", "application/json", strings.NewReader(streamBody))
 		if err != nil {
 			t.Fatal(err)

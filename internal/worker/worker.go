@@ -121,8 +121,10 @@ func (c *Config) validate() error {
 		return errors.New("worker: engine, listener and log are required")
 	case len(c.Transports) == 0 && !c.LocalOnly:
 		return errors.New("worker: at least one transport is required")
-	case c.PrefixPages != 0 && (c.LocalOnly || c.Engine.Info().Shards == (kv.Shards{})):
-		return fmt.Errorf("worker: a prefix cache needs a decode worker that receives KV, and an engine whose KV is pages of ranks; %s has blocks that only a whole prompt can use", c.Engine.Info().Engine)
+	case c.PrefixPages != 0 && c.LocalOnly:
+		return errors.New("worker: a prefix cache is for a decode worker that receives KV, not for a monolithic one")
+	case c.PrefixPages != 0 && c.Engine.Info().Shards == (kv.Shards{}):
+		return fmt.Errorf("worker: a prefix cache needs an engine whose KV is pages of ranks; the blocks of %s can only be used whole", c.Engine.Info().Engine)
 	case c.MaxQueue < 1 || c.MaxRunning < 1:
 		return errors.New("worker: queue and running limits must be at least 1")
 	}

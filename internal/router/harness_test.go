@@ -131,6 +131,7 @@ type fake struct {
 	load   string                                       // what /metrics says; "": nothing of load
 	legs   []*leg1
 	aborts map[string]time.Time // rid and room of abort_request, first time
+	stuck  bool                 // answers no abort_request
 	other  []string             // other requests: "GET /path"
 	srv    *http.Server
 	served chan error
@@ -202,7 +203,11 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if key := a.RID + " " + string(a.Room); f.aborts[key].IsZero() {
 			f.aborts[key] = time.Now()
 		}
+		stuck := f.stuck
 		f.mu.Unlock()
+		if stuck {
+			<-r.Context().Done()
+		}
 		_, _ = io.WriteString(w, `{"aborted":1}`)
 	default:
 		f.mu.Lock()

@@ -12,7 +12,7 @@ import (
 const (
 	// releaseTimeout bounds the telling of workers that an attempt has ended.
 	releaseTimeout = 3 * time.Second
-	// releaseAtOnce is how many workers are told at a time.
+	// releaseAtOnce is how many such requests are at one worker at a time: one that does not answer them keeps no other's waiting.
 	releaseAtOnce = 64
 )
 
@@ -75,8 +75,8 @@ func (r *Router) abortAt(w *worker, rid string, a *attempt) {
 	defer cancel()
 	result := "failed"
 	select {
-	case r.releases <- struct{}{}:
-		defer func() { <-r.releases }()
+	case w.releases <- struct{}{}:
+		defer func() { <-w.releases }()
 		what := map[string]any{"rid": rid}
 		if a.prefill.w != noWorker {
 			what["bootstrap_room"] = a.rooms[0]

@@ -40,7 +40,6 @@ type Router struct {
 	live     calls
 	journal  *record.Journal
 	inflight atomic.Int64
-	releases chan struct{} // slots of workers being told at a time
 	group    group
 	base     context.Context // ends with Close; its cause is a *failure
 	stop     context.CancelCauseFunc
@@ -52,7 +51,7 @@ func New(c Config) (*Router, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	r := &Router{cfg: c, journal: record.NewJournal(recentRecords, recentFailures), started: time.Now(), releases: make(chan struct{}, releaseAtOnce), live: calls{byName: map[string]*call{}}}
+	r := &Router{cfg: c, journal: record.NewJournal(recentRecords, recentFailures), started: time.Now(), live: calls{byName: map[string]*call{}}}
 	r.roster.stale, r.roster.idle = map[string]string{}, make(chan struct{}, 1)
 	if err := r.newPolicies(); err != nil {
 		return nil, err
@@ -103,7 +102,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 		return nil, err
 	}
 	w := &worker{
-		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(),
+		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(), releases: make(chan struct{}, releaseAtOnce),
 		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad, signIn: r.signIn,
 		rt: &http.Transport{
 			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,

@@ -84,6 +84,8 @@ type worker struct {
 	// state is a copy of status for choosing, written under mu.
 	state atomic.Uint32
 	kick  chan struct{} // asks for a probe now; buffered
+	// releases are the slots of abort requests under way.
+	releases chan struct{}
 	// leaving: it gets no new requests. Written under the roster's lock.
 	leaving atomic.Bool
 

@@ -32,6 +32,7 @@ const (
 type conn struct {
 	c     *Client
 	nc    net.Conn
+	raw   net.Conn // below TLS; nc itself without
 	br    *bufio.Reader
 	life  int
 	since time.Time // idle since
@@ -45,7 +46,7 @@ type conn struct {
 }
 
 func newConn(c *Client, nc, raw net.Conn, life int) *conn {
-	p := &conn{c: c, nc: nc, life: life, room: -1}
+	p := &conn{c: c, nc: nc, raw: raw, life: life, room: -1}
 	p.br = bufio.NewReaderSize(limited{p}, readBuffer)
 	if sc, ok := raw.(syscall.Conn); ok {
 		if rc, err := sc.SyscallConn(); err == nil {
@@ -172,8 +173,8 @@ type answer struct {
 	writeErr error      // of the writer, after awaitWriter
 }
 
-// abort is called when the context ends early.
-func (a *answer) abort() { _ = a.p.nc.Close() }
+// abort is called when the context ends early. TLS would say goodbye first, and wait 5 s for a peer that does not read.
+func (a *answer) abort() { _ = a.p.raw.Close() }
 
 // write sends the request, but for a large body, which a goroutine writes beside until it is done or the connection closed. n is how much
 // was written.
@@ -269,6 +270,6 @@ func (a *answer) finish(whole bool) {
 		a.p.c.put(a.p)
 		return
 	}
-	_ = a.p.nc.Close()
+	_ = a.p.raw.Close()
 	a.awaitWriter()
 }

@@ -71,6 +71,7 @@ type leg struct {
 	// ended is when it was over, nanoseconds after the attempt's start.
 	ended atomic.Int64
 	span  *otel.Span // nil: not traced; the leg's goroutine's
+	sent  time.Time  // zero: not sent; the leg's goroutine's
 }
 
 func (l *leg) phase() string { return legPhase(l.at.Load()).String() }
@@ -176,7 +177,7 @@ func (a *attempt) run(cl *client) *failure {
 		defer t.Stop()
 	}
 	f := a.runDecode(cl)
-	a.decode.traceEnd(f)
+	a.decode.finished(f)
 	a.decode.w.put()
 	if f == nil {
 		a.decode.w.outlier.succeeded(time.Now())
@@ -185,7 +186,6 @@ func (a *attempt) run(cl *client) *failure {
 		return nil
 	}
 	if a.ctx.Err() == nil {
-		a.r.m.legError(&a.decode, f)
 		a.fail(&a.decode, f)
 		<-a.ctx.Done()
 	}
@@ -268,7 +268,7 @@ func (a *attempt) runPrefill() {
 	defer a.prefill.w.put()
 	l := &a.prefill
 	f := l.consume()
-	l.traceEnd(f)
+	l.finished(f)
 	if f == nil {
 		l.w.outlier.succeeded(time.Now())
 		a.c.rec.PrefillDone(time.Now(), a.rooms[0])
@@ -276,7 +276,6 @@ func (a *attempt) runPrefill() {
 	if f == nil || a.ctx.Err() != nil {
 		return
 	}
-	a.r.m.legError(l, f)
 	if a.prefillMoot() {
 		a.r.cfg.Log.Debug("prefill failed after its work was done", "worker", l.w.name, "room", a.key().String(), "error", f.err)
 		return

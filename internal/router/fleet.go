@@ -150,6 +150,7 @@ func (r *Router) list(source string, l listing) {
 		m.stop()
 	}
 	ctx, stop := context.WithCancel(r.base)
+	l.w.series = r.series(l.w)
 	m.w, m.backend, m.stop = l.w, l.b, stop
 	r.group.spawn(func() {
 		l.w.watch(ctx, r.cfg.HealthInterval, r.cfg.HealthTimeout)

@@ -3,6 +3,7 @@ package router
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -15,6 +16,7 @@ type fleetMetrics struct {
 
 var (
 	descDraining = prometheus.NewDesc("baton_router_worker_draining", "1 if the worker gets no new requests: drained, or listed nowhere any more.", []string{"leg", "worker"}, nil)
+	descEjected  = prometheus.NewDesc("baton_router_worker_ejected", "1 while the worker is put aside because requests on it failed in a row.", []string{"leg", "worker"}, nil)
 	descStale    = prometheus.NewDesc("baton_router_source_stale", "1 if the last attempt to learn the workers from this source failed; the set before it is in use.", []string{"source"}, nil)
 )
 
@@ -33,6 +35,7 @@ func newFleetMetrics(r *Router, reg prometheus.Registerer) (*fleetMetrics, error
 // Describe implements prometheus.Collector.
 func (m *fleetMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descDraining
+	ch <- descEjected
 	ch <- descStale
 }
 
@@ -52,8 +55,10 @@ func (m *fleetMetrics) Collect(ch chan<- prometheus.Metric) {
 		}
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
+	now := time.Now()
 	for _, w := range workers {
 		flag(descDraining, w.leaving.Load(), w.side.String(), w.name)
+		flag(descEjected, w.outlier.left(now) > 0, w.side.String(), w.name)
 	}
 	for source, why := range stale {
 		flag(descStale, why != "", source)
@@ -65,4 +70,5 @@ func (r *Router) forgetWorker(w *worker) {
 	of := prometheus.Labels{"leg": w.side.String(), "worker": w.name}
 	r.m.legErrors.DeletePartialMatch(of)
 	r.m.ejections.DeletePartialMatch(of)
+	r.lm.forget(of)
 }

@@ -421,7 +421,7 @@ func TestFleetReturnsToBaseline(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, f := range families {
-				if strings.HasPrefix(f.GetName(), "baton_router_worker_") {
+				if strings.HasPrefix(f.GetName(), "baton_router_") {
 					series += len(f.GetMetric())
 				}
 			}

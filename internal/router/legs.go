@@ -48,6 +48,7 @@ func putAnswer(b *bytes.Buffer) {
 // send posts the attempt's body to the leg's worker. cancel ends ctx, which is the leg's own.
 func (l *leg) send(ctx context.Context, cancel context.CancelFunc) (*http.Response, *failure) {
 	a := l.a
+	l.sent = time.Now()
 	resp, err := l.w.wire.Post(ctx, &wire.Request{Path: l.w.prefix + a.c.path, Header: l.traceSend(), Body: l.body})
 	if err != nil {
 		return nil, l.lost(err)
@@ -286,7 +287,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 				a.c.rec.Token(time.Now())
 				l.enter(legStream)
 				s.phase = l.phase()
-				l.span.Event("first_token")
+				l.began()
 			}
 			if err := cl.events(resp.Header, resp.StatusCode, forward); err != nil {
 				return cl.lost(a.c, err)

@@ -110,7 +110,7 @@ func (r *Router) judge(a *attempt, f *failure) {
 // strike counts a failure of w.
 func (r *Router) strike(w *worker, start time.Time, weight int, why string) {
 	if d := w.outlier.failed(time.Now(), start, weight, r.cfg.EjectAfter, r.cfg.EjectTime); d > 0 {
-		r.m.ejections.WithLabelValues(w.side.String(), w.name).Inc()
+		w.series.ejections.Inc()
 		r.cfg.Log.Warn("worker is ejected: too many failures in a row", "leg", w.side.String(), "worker", w.name, "for", d, "last", why)
 		r.kickAfter(d)
 	}

@@ -29,6 +29,7 @@ type Router struct {
 	roster            roster
 	m                 *metrics
 	fm                *fleetMetrics
+	lm                *legMetrics
 	gate              gate
 	started           time.Time
 	handler           http.Handler
@@ -58,6 +59,9 @@ func New(c Config) (*Router, error) {
 	}
 	var err error
 	if r.m, err = newMetrics(r, c.Registerer); err != nil {
+		return nil, fmt.Errorf("router: register metrics: %w", err)
+	}
+	if r.lm, err = newLegMetrics(c.Registerer); err != nil {
 		return nil, fmt.Errorf("router: register metrics: %w", err)
 	}
 	if r.fm, err = newFleetMetrics(r, c.Registerer); err != nil {

@@ -85,6 +85,9 @@ func (a *attempt) traceStart(n int) {
 	}
 	a.span.Set(otel.Int(otel.Attempt, n), otel.String("baton.prefill", a.prefill.w.name), otel.String("baton.decode", a.decode.w.name))
 	a.span.Set(a.roomAttrs()...)
+	if t := a.c.thread; t != nil && t.goes {
+		a.span.Set(otel.Bool("baton.resumed", true))
+	}
 }
 
 // roomAttrs name the attempt's rooms.

@@ -73,6 +73,7 @@ type worker struct {
 	signIn   func(http.Header)
 
 	outlier outlier
+	series  *legSeries  // set when it joins
 	mute    atomic.Bool // it does not tell its tokens, and that was logged
 	// nature is written by watch, unless it is fixed by the configuration; settled, which is watch's, means that it needs no asking now.
 	nature         atomic.Pointer[nature]

@@ -61,13 +61,15 @@ func TestSeriesOfAWorkerThatLeft(t *testing.T) {
 			go func() { ended <- b.chat() }()
 		}
 		synctest.Wait() // all of them are at the worker
+		w := b.r.decodes.workers()[0]
 		if err := b.r.SetWorkers(SourceStatic, backends(p...), nil); err != nil {
 			t.Fatal(err)
 		}
 		for range cap(ended) {
 			(<-ended).fails(t, 500, "engine_failed")
 		}
-		synctest.Wait()
+		<-time.After(time.Minute)
+		b.r.strike(w, time.Now(), soleWeight, "judged after it was forgotten")
 		if text := b.get("/metrics").body; strings.Contains(text, "d0:80") || !strings.Contains(text, "p0:80") {
 			t.Errorf("series of the worker that left, or none of the other:\n%s", text)
 		}

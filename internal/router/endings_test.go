@@ -183,20 +183,20 @@ func (o *order) post(b *bed) {
 
 func (o *order) end() time.Time { return o.start.Add(o.got.took) }
 
-// seenLeg is an exchange with who saw it.
-type seenLeg struct {
+// unrulyLeg is an exchange with who saw it.
+type unrulyLeg struct {
 	exchange
 	u     *unruly
 	abort time.Time // when it was told to forget it; zero: never
 }
 
-func legsOf(all []*unruly, o *order) []seenLeg {
-	var out []seenLeg
+func legsOf(all []*unruly, o *order) []unrulyLeg {
+	var out []unrulyLeg
 	for _, u := range all {
 		u.mu.Lock()
 		for _, e := range u.seen {
 			if e.req == o.id {
-				out = append(out, seenLeg{*e, u, u.aborts[e.rid+" "+e.room]})
+				out = append(out, unrulyLeg{*e, u, u.aborts[e.rid+" "+e.room]})
 			}
 		}
 		u.mu.Unlock()
@@ -205,7 +205,7 @@ func legsOf(all []*unruly, o *order) []seenLeg {
 }
 
 // check holds the client's side against the promise.
-func (o *order) check(legs []seenLeg) (how string, err error) {
+func (o *order) check(legs []unrulyLeg) (how string, err error) {
 	left := o.leaves > 0 && errors.Is(o.got.err, context.DeadlineExceeded)
 	if limit := o.deadline + 500*time.Millisecond; o.got.took > limit {
 		return "late", fmt.Errorf("it took longer than its deadline and half a second")
@@ -363,7 +363,7 @@ func (o *order) checkWhole() error {
 }
 
 // released checks that a second after the request's end nobody works for it, and that who was left in the middle was told.
-func released(o *order, legs []seenLeg) error {
+func released(o *order, legs []unrulyLeg) error {
 	limit := o.end().Add(time.Second)
 	for _, l := range legs {
 		switch {

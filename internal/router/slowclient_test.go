@@ -129,7 +129,7 @@ func dialed(t *testing.T, addr, text string) net.Conn {
 }
 
 // drip writes a byte of text every now and then until the other side has had enough.
-func drip(t *testing.T, conn net.Conn, text string) {
+func dripText(t *testing.T, conn net.Conn, text string) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		tick := time.NewTicker(20 * time.Millisecond)
@@ -153,7 +153,7 @@ func TestSlowHeader(t *testing.T) {
 	w := seenWorker(t, silent)
 	addr, r := atEdge(t, Config{}, edge.Limits{Header: 300 * time.Millisecond}, w.addr, w.addr)
 	conn := dialed(t, addr, head+"X-Slow: ")
-	drip(t, conn, strings.Repeat("a", 10_000)) // 200 s of it
+	dripText(t, conn, strings.Repeat("a", 10_000)) // 200 s of it
 	if _, err := io.ReadAll(conn); err != nil && strings.Contains(err.Error(), "timeout") {
 		t.Fatal("the connection is still open")
 	}
@@ -179,7 +179,7 @@ func TestDrippingBody(t *testing.T) {
 	keys, secret := withKeys(t, "a max-inflight=1")
 	addr, r := atEdge(t, Config{BodyTimeout: 300 * time.Millisecond, Keys: keys}, edge.Limits{}, w.addr, w.addr)
 	conn := dialed(t, addr, head+"Authorization: "+secret["a"]+"\r\nContent-Length: 10000\r\n\r\n{")
-	drip(t, conn, strings.Repeat(" ", 9_999))
+	dripText(t, conn, strings.Repeat(" ", 9_999))
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || resp.StatusCode != http.StatusRequestTimeout {
 		t.Fatalf("%v, %v", resp, err)

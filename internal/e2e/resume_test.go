@@ -186,7 +186,7 @@ func resumeRound(t *testing.T, s *stack.Stack, requests []streamed, enough int) 
 func TestResumeSim(t *testing.T) {
 	s, _ := startSim(t, simSetup{
 		transport: "tcp", prefills: 2, decodes: 2, model: "seed=5", cost: "prefill-chunk=2ms,step=4ms",
-		router: []string{"--resume", "--inter-token-timeout", "2s"},
+		router: []string{"--resume", "--max-resumes", "20", "--inter-token-timeout", "2s"},
 	})
 	usable(t, s)
 	const max = 250
@@ -218,7 +218,7 @@ func TestResumeSim(t *testing.T) {
 func TestResumeModel(t *testing.T) {
 	needModel(t)
 	s := start(t, stack.Config{Prefill: 1, Decode: 2, Args: []string{"--threads", "1", "--transport", "tcp"},
-		RouterArgs: []string{"--resume", "--inter-token-timeout", "5s", "--decode-policy", "round-robin"}})
+		RouterArgs: []string{"--resume", "--max-resumes", "20", "--inter-token-timeout", "5s", "--decode-policy", "round-robin"}})
 	warm(t, s)
 	max := 120
 	if prove {

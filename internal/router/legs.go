@@ -294,6 +294,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 			}
 			if s.follow {
 				a.c.thread.forwarded(s)
+				a.alive()
 			}
 		}
 		switch {

@@ -46,6 +46,7 @@ test)
   ldconfig -p 2>/dev/null | grep -q 'libstdc++\.so\.6' || missing+=(libstdc++6) # of the NIXL library
   need curl curl
   need etcd etcd-server
+  command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || need chromium chromium # of the router's page
   need prometheus prometheus # promtool is in the same package
   need promtool prometheus
   need python3 python3

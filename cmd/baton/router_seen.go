@@ -17,14 +17,17 @@ import (
 // seenFlags say what a router shows of its requests.
 type seenFlags struct {
 	accessLog string
+	ui        bool
 }
 
 func (s *seenFlags) addTo(f *pflag.FlagSet) {
+	f.BoolVar(&s.ui, "ui", true, "serve the page at /ui")
 	f.StringVar(&s.accessLog, "access-log", "", "file for a JSON line of each request; - is standard output. Opened anew on SIGHUP and when it was renamed")
 }
 
 // open makes what the flags say part of cfg; done ends it, and is to be called when the router has been closed.
 func (s *seenFlags) open(cfg *router.Config, reg prometheus.Registerer, log *slog.Logger) (done func(), err error) {
+	cfg.NoUI = !s.ui
 	if s.accessLog == "" {
 		return func() {}, nil
 	}

@@ -4,18 +4,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
-	"slices"
 	"strconv"
 
 	"github.com/baton-pd/baton/internal/openai"
 )
 
 // ours are the top-level fields that the router sets; what a client puts there is dropped.
-var ours = []string{
-	"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_generation", FieldTimeout, openai.FieldResume,
+var ours = []openai.Field{
+	{Name: "rid"}, {Name: "bootstrap_host"}, {Name: "bootstrap_port"}, {Name: "bootstrap_room"}, {Name: "bootstrap_generation"},
+	{Name: FieldTimeout}, {Name: openai.FieldResume},
 }
-
-func isOurs(name string) bool { return slices.Contains(ours, name) }
 
 // parsed is what the router needs to know of a body. The workers check the rest.
 type parsed struct {
@@ -42,16 +40,16 @@ type parsed struct {
 // parseBody checks that body is one sound JSON object and finds out what the router
 // needs. Errors are the client's.
 func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
-	rest, m, err := openai.Take(body, isOurs)
+	rest, err := openai.Rewrite(body, ours...)
+	if err != nil {
+		return nil, invalidBody("%s", openai.FromErr(err).Cause.Detail)
+	}
+	m, err := openai.Members(body)
 	if err != nil {
 		return nil, invalidBody("%s", openai.FromErr(err).Cause.Detail)
 	}
 	p := &parsed{rest: rest[1:], prompts: 1}
-	switch string(m["stream"]) {
-	case "", "null", "false":
-	case "true":
-		p.stream = true
-	default:
+	if raw := m["stream"]; raw != nil && !isNull(raw) && json.Unmarshal(raw, &p.stream) != nil {
 		return nil, invalidValue("stream", "stream must be true or false")
 	}
 	if e := p.countPrompts(kind, m); e != nil {
@@ -67,8 +65,7 @@ func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 	if e := p.readPriority(m["priority"]); e != nil {
 		return nil, e
 	}
-	q := quick{b: m["model"]}
-	_ = q.text(&p.model) // another thing than a string is the worker's to refuse
+	_ = json.Unmarshal(m["model"], &p.model) // another thing than a string is the worker's to refuse
 	for _, name := range promptFields[kind] {
 		if p.prompt = m[name]; p.prompt != nil {
 			break

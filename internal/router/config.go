@@ -109,6 +109,8 @@ type Config struct {
 	// PriorityAging is how much waiting a step of priority is worth [2s].
 	PriorityAging time.Duration
 
+	// NoUI leaves out the page at /ui.
+	NoUI bool
 	// AccessLog gets each request that has ended; it stays its maker's, who closes it after the router [none].
 	AccessLog *accesslog.Log
 

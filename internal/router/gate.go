@@ -38,6 +38,9 @@ func (r *Router) refused(reason, name string) {
 // access is who may use a path, where keys are wanted.
 func (r *Router) access(path string) edge.Access {
 	path = strings.TrimSuffix(path, "/")
+	if a, ok := uiAccess(path); ok {
+		return a
+	}
 	switch path {
 	case "/health", "/version":
 		return edge.Anyone

@@ -1,10 +1,12 @@
 package router
 
 import (
+	"encoding/json"
 	"net"
 	"strconv"
 	"time"
 
+	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/router/record"
 )
 
@@ -28,7 +30,7 @@ func (a *answer) usage() (u usage) {
 			return usage{prompt, completion}
 		}
 	}
-	if len(a.Usage) == 0 || decodeUsage(a.Usage, &u) != nil || u.Prompt < 0 || u.Completion < 0 {
+	if len(a.Usage) == 0 || json.Unmarshal(a.Usage, &u) != nil || u.Prompt < 0 || u.Completion < 0 {
 		return usage{}
 	}
 	return u
@@ -69,6 +71,7 @@ func recordCause(f *failure) *record.Cause {
 
 // recordEnd closes the record and writes it down.
 func (r *Router) recordEnd(cl *client, outcome string, f *failure) {
+	cl.rec.Named(cl.w.Header().Get(edge.HeaderRequestID)) // also where it was refused unread
 	cl.rec.End(time.Now(), cl.first, cl.status, outcome, recordCause(f))
 	r.cfg.AccessLog.Put(cl.rec)
 }

@@ -221,6 +221,7 @@ func (r *Router) routes() http.Handler {
 		h := promhttp.HandlerFor(r.cfg.Gatherer, promhttp.HandlerOpts{})
 		table["/metrics"] = route{http.MethodGet: h.ServeHTTP}
 	}
+	r.uiRoutes(table)
 	oneModel := route{http.MethodGet: func(w http.ResponseWriter, req *http.Request) { r.relay(req.URL.Path)(w, req) }}
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		methods, known := table[strings.TrimSuffix(req.URL.Path, "/")]

@@ -2,6 +2,7 @@ package router
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"unicode/utf8"
 
@@ -163,13 +164,13 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 	}
 	look := !s.content || len(s.finished) > 0 || !likeAnswer(data) || finishKnown(data) || bytes.Contains(data, keyError)
 	if !look {
-		if !validJSON(data) {
+		if !json.Valid(data) {
 			return nil, fmt.Errorf("%w: an event is not JSON: %.80q", errMalformed, data)
 		}
 		return nil, nil
 	}
 	var a answer
-	if err := decodeAnswer(data, &a); err != nil {
+	if err := json.Unmarshal(data, &a); err != nil {
 		return nil, fmt.Errorf("%w: an event is not what it should be: %w", errMalformed, err)
 	}
 	if e := a.failure(data, s.side, s.phase); e != nil {

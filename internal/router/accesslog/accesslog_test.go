@@ -92,6 +92,7 @@ func TestLine(t *testing.T) {
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	e := record.NewJournal(0, 0).Begin(start, "/v1/chat/completions", "10.0.0.1")
 	e.SetKey("team")
+	e.Named("q1")
 	e.Parsed("r\"1", "m<1>", true, 1, 2)
 	e.Waited(2 * time.Millisecond)
 	e.Try(at(2), record.Attempt{Room: 1 << 62, Prefill: "p0:1", Decode: "d0:1"})
@@ -106,7 +107,7 @@ func TestLine(t *testing.T) {
 	var b bytes.Buffer
 	r := e.Snapshot()
 	appendLine(&b, &r)
-	want := `{"time":"2026-05-04T03:02:01.006Z","id":1,"rid":"r\"1","key":"team","client":"10.0.0.1","path":"/v1/chat/completions","model":"m<1>","stream":true,"choices":2,` +
+	want := `{"time":"2026-05-04T03:02:01.006Z","id":1,"request_id":"q1","rid":"r\"1","key":"team","client":"10.0.0.1","path":"/v1/chat/completions","model":"m<1>","stream":true,"choices":2,` +
 		`"status":200,"outcome":"stream_error","cause":"deadline","side":"decode","phase":"streaming","worker":"d1:1","detail":"late",` +
 		`"room":"8","kind":"baton","prefill":"p0:1","decode":"d1:1","attempts":2,"failed_attempts":[{"room":"4611686018427387904","prefill":"p0:1","decode":"d0:1","ms":3,` +
 		`"cause":"peer_lost","side":"decode","phase":"waiting_for_headers","worker":"d0:1","detail":"` + strings.Repeat("x", maxDetail) + `..."}],` +

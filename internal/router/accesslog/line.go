@@ -14,6 +14,7 @@ import (
 type line struct {
 	Time    string `json:"time"` // of the arrival, RFC 3339, UTC
 	ID      uint64 `json:"id"`   // number in this router's life
+	Request string `json:"request_id,omitempty"`
 	RID     string `json:"rid,omitempty"`
 	Key     string `json:"key,omitempty"`
 	Client  string `json:"client,omitempty"`
@@ -89,7 +90,7 @@ func moment(d time.Duration) *float64 {
 
 func lineOf(r *record.Record) line {
 	l := line{
-		Time: r.Start.UTC().Format("2006-01-02T15:04:05.000Z07:00"), ID: r.ID, RID: r.RID, Key: r.Key, Client: r.Client, Path: r.Path, Model: r.Model,
+		Time: r.Start.UTC().Format("2006-01-02T15:04:05.000Z07:00"), ID: r.ID, Request: r.RequestID, RID: r.RID, Key: r.Key, Client: r.Client, Path: r.Path, Model: r.Model,
 		Stream: r.Stream, Status: r.Status, Outcome: r.Outcome, cause: causeOf(r.Cause), Attempts: len(r.Attempts),
 		Queue: ms(r.Queue), FirstByte: moment(r.FirstByte), FirstToken: moment(r.FirstToken()), Total: ms(r.End),
 		PromptTokens: r.PromptTokens, Tokens: r.Tokens, Events: r.Events,

@@ -7,6 +7,7 @@
 package record
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,15 +51,16 @@ type Attempt struct {
 type Record struct {
 	ID      uint64 // number in this router's life, from 1
 	Version uint64 // grows with every change
-	RID     string // request id; the first, if the client gave several
-	Key     string // name of the API key, "" without
-	Client  string // host of the client's address
-	Path    string
-	Model   string
-	Stream  bool
-	Prompts int
-	Choices int
-	Start   time.Time
+	// RequestID is the answer's X-Request-Id, RID the body's id (the first, if the client gave several), or a made one.
+	RequestID, RID string
+	Key            string // name of the API key, "" without
+	Client         string // host of the client's address
+	Path           string
+	Model          string
+	Stream         bool
+	Prompts        int
+	Choices        int
+	Start          time.Time
 
 	Waiting  bool          // in the queue now
 	Queue    time.Duration // waited there, all attempts together
@@ -156,7 +158,27 @@ func (e *Entry) Parsed(rid, model string, stream bool, prompts, choices int) {
 	if e == nil {
 		return
 	}
+	rid, model = short(rid), short(model)
 	e.change(func(r *Record) { r.RID, r.Model, r.Stream, r.Prompts, r.Choices = rid, model, stream, prompts, choices })
+}
+
+// maxName is how much of a client's name for something is kept, in bytes.
+const maxName = 256
+
+// short cuts a client's name, and lets go of the body that it was a part of.
+func short(s string) string {
+	if len(s) <= maxName {
+		return s
+	}
+	return strings.ToValidUTF8(strings.Clone(s[:maxName]), "") + "..."
+}
+
+// Named tells the answer's X-Request-Id.
+func (e *Entry) Named(id string) {
+	if e == nil {
+		return
+	}
+	e.change(func(r *Record) { r.RequestID = id })
 }
 
 // SetKey names the API key.

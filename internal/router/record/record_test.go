@@ -65,6 +65,7 @@ func TestNilEntry(t *testing.T) {
 	var e *Entry
 	e.Parsed("", "", false, 1, 1)
 	e.SetKey("k")
+	e.Named("id")
 	e.Wait()
 	e.Waited(1)
 	e.Try(at(0), Attempt{})

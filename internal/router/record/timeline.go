@@ -161,18 +161,25 @@ func (d *drawing) prefill(l *Lane) {
 	d.bar(l, BarTransfer, last, first(p.TransferredMS, p.EndedMS))
 }
 
+// leaves is when the first chunk could leave: it was computed, or else had landed. nil: that is not known.
+func (d *drawing) leaves() *float64 {
+	switch {
+	case d.p != nil && len(d.p.Chunks) > 0:
+		return &d.p.Chunks[0][1]
+	case d.d != nil && len(d.d.Chunks) > 0:
+		return &d.d.Chunks[0][1]
+	default:
+		return nil
+	}
+}
+
 // transfer draws the KV's way, if anything is known of it.
 func (d *drawing) transfer(n int) *Lane {
-	l := &Lane{Leg: "kv", Attempt: n}
-	var from *float64
-	if d.p != nil && len(d.p.Chunks) > 0 {
-		from = &d.p.Chunks[0][1]
-	} else if d.d != nil {
-		from = d.d.GrantedMS
-	}
+	from := d.leaves()
 	if from == nil {
 		return nil
 	}
+	l := &Lane{Leg: "kv", Attempt: n}
 	var to *float64
 	if d.p != nil {
 		to = first(d.p.TransferredMS, d.p.EndedMS)
@@ -194,9 +201,13 @@ func (d *drawing) transfer(n int) *Lane {
 // decode draws what the decode worker told.
 func (d *drawing) decode(l *Lane) {
 	r := d.d
-	d.bar(l, BarWait, 0, first(r.GrantedMS, r.TransferredMS, r.EndedMS))
-	if r.GrantedMS != nil {
-		d.bar(l, BarTransfer, *r.GrantedMS, first(r.TransferredMS, r.EndedMS))
+	come := d.leaves()
+	if come != nil && r.TransferredMS != nil && *come > *r.TransferredMS {
+		come = nil // the workers' moments begin at different times; by so much they are no use
+	}
+	d.bar(l, BarWait, 0, first(come, r.TransferredMS, r.EndedMS))
+	if come != nil {
+		d.bar(l, BarTransfer, *come, first(r.TransferredMS, r.EndedMS))
 	}
 	if r.TransferredMS != nil {
 		d.bar(l, BarFirst, *r.TransferredMS, first(r.FirstTokenMS, r.EndedMS))

@@ -64,7 +64,7 @@ func TestTimeline(t *testing.T) {
 			want: `0 router  queue:0-10
 0 prefill p0 wait:10-13 chunk:13-15 chunk:15-18 transfer:18-19
 0 kv  transfer:15-18.5 ticks[16 18.5]
-0 decode d0 wait:10-11 transfer:11-19 first:19-20 decode:20-40
+0 decode d0 wait:10-15 transfer:15-19 first:19-20 decode:20-40
 `},
 		{name: "baton, in the middle of the prompt", rec: Record{End: Never, Attempts: one(Attempt{Room: 1, PrefillEnd: Never, FirstToken: Never, End: Never})}, now: 7,
 			p: &openai.RoomReport{GrantedMS: p(2), Chunks: [][2]float64{{3, 5}}, ChunksTotal: 2},
@@ -72,7 +72,13 @@ func TestTimeline(t *testing.T) {
 			want: `0 router 
 0 prefill p0 wait:0-3 chunk:3-5
 0 kv  transfer:5-7... ticks[6]
-0 decode d0 wait:0-1 transfer:1-7...
+0 decode d0 wait:0-5 transfer:5-7...
+`},
+		{name: "baton, before the first chunk", rec: Record{End: Never, Attempts: one(Attempt{Room: 1, PrefillEnd: Never, FirstToken: Never, End: Never})}, now: 7,
+			p: &openai.RoomReport{GrantedMS: p(2), ChunksTotal: 2}, d: &openai.RoomReport{GrantedMS: p(1), ChunksTotal: 2},
+			want: `0 router 
+0 prefill p0 wait:0-7...
+0 decode d0 wait:0-7...
 `},
 		{name: "the decode worker died and told its last before", rec: Record{End: ms(20), Outcome: StreamError, Cause: &Cause{Side: "decode", Worker: "d0"},
 			Attempts: one(Attempt{Room: 1, PrefillEnd: ms(9), FirstToken: ms(10), End: ms(20), Cause: &Cause{Side: "decode", Worker: "d0"}})},
@@ -80,7 +86,7 @@ func TestTimeline(t *testing.T) {
 			want: `0 router 
 0 prefill p0 wait:0-3 chunk:3-5 chunk:5-8 transfer:8-9
 0 kv  transfer:5-8.5 ticks[6 8.5]
-0 decode d0 wait:0-1 transfer:1-9 first:9-10 decode:10-20 FAILED
+0 decode d0 wait:0-5 transfer:5-9 first:9-10 decode:10-20 FAILED
 `},
 		{name: "two attempts", rec: Record{End: ms(30), Outcome: OK, Attempts: []Attempt{
 			{Room: 1, Prefill: "p0", Decode: "d0", PrefillEnd: Never, FirstToken: Never, End: ms(10), Cause: &Cause{Side: "prefill", Worker: "p0"}},

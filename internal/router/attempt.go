@@ -72,6 +72,7 @@ type leg struct {
 	ended atomic.Int64
 	span  *otel.Span // nil: not traced; the leg's goroutine's
 	sent  time.Time  // zero: not sent; the leg's goroutine's
+	usage usage      // what the answer said of its tokens; the leg's goroutine's
 }
 
 func (l *leg) phase() string { return legPhase(l.at.Load()).String() }

@@ -241,6 +241,7 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 		return l.malformed(fmt.Errorf("%w: not the stream that was asked for, but %.64q", errMalformed, resp.Header.Get("Content-Type")))
 	}
 	a.answering.Store(true)
+	l.usage = u
 	a.c.rec.Usage(u.Prompt, u.Completion)
 	if err := cl.whole(resp.Header, resp.StatusCode, b.Bytes()); err != nil {
 		return cl.lost(a.c, err)
@@ -266,7 +267,10 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 	}
 	watch := newStall(a.r.cfg.InterTokenTimeout, a.stalled)
 	defer watch.stop()
-	defer func() { a.c.rec.Usage(s.usage.Prompt, s.usage.Completion) }() // before s is given back
+	defer func() { // before s is given back
+		l.usage = s.usage
+		a.c.rec.Usage(s.usage.Prompt, s.usage.Completion)
+	}()
 	for {
 		watch.before(s.content)
 		whole := s.complete()

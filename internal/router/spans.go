@@ -141,6 +141,9 @@ func (l *leg) traceEnd(f *failure) {
 		} else {
 			failSpan(l.span, f)
 		}
+		if l.usage.Completion > 0 {
+			l.span.Set(otel.Int(otel.InputTokens, l.usage.Prompt), otel.Int(otel.OutputTokens, l.usage.Completion))
+		}
 		l.span.Set(otel.String(otel.Phase, l.phase())) // where this leg was; the one that failed may be the other
 	}
 	l.span.End(time.Time{})

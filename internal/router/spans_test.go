@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -276,10 +277,11 @@ func TestTraceOfAborts(t *testing.T) {
 
 // A batch has several rooms.
 func TestTraceOfABatch(t *testing.T) {
-	tr, _, _ := startTraced(t, Config{}, []script{okPrefill}, []script{say(200, `{"choices":[{"index":0,"text":"a","finish_reason":"stop"},{"index":1,"text":"b","finish_reason":"stop"}]}`)})
+	tr, _, _ := startTraced(t, Config{}, []script{okPrefill}, []script{say(200, `{"choices":[{"index":0,"text":"a","finish_reason":"stop"},{"index":1,"text":"b","finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":2}}`)})
 	send(t, t.Context(), tr.url+"/v1/completions", `{"prompt":["a","b"]}`).Body.Close()
 	spans := tr.trace(t, 5)
-	if rooms, _ := one(t, spans, "decode leg").Attrs[otel.Rooms].([]string); len(rooms) != 2 || rooms[0] == rooms[1] {
+	leg := one(t, spans, "decode leg")
+	if rooms, _ := leg.Attrs[otel.Rooms].([]string); len(rooms) != 2 || rooms[0] == rooms[1] || leg.Attrs[otel.InputTokens] != int64(5) || leg.Attrs[otel.OutputTokens] != int64(2) {
 		t.Errorf("rooms %v:\n%s", rooms, oteltest.Tree(spans))
 	}
 }
@@ -325,5 +327,40 @@ func TestNoTraceCostsNothing(t *testing.T) {
 	})
 	if n != 0 {
 		t.Errorf("%v allocations a request", n)
+	}
+}
+
+// BenchmarkSpans is what the spans of one request cost the router: off, not recorded, recorded with a collector that takes nothing.
+func BenchmarkSpans(b *testing.B) {
+	for name, ratio := range map[string]float64{"off": -1, "unsampled": 0, "recorded": 1} {
+		b.Run(name, func(b *testing.B) {
+			r := &Router{}
+			if ratio >= 0 {
+				tracer, err := otel.Open(otel.Config{Endpoint: "127.0.0.1:1", Ratio: ratio, CloseTimeout: time.Millisecond})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer tracer.Close()
+				r.cfg.Tracer = tracer
+			}
+			req := httptest.NewRequest(http.MethodPost, "/v1/completions", nil)
+			ctx, w := context.Background(), &worker{side: room.SideReceiver, name: "d", base: &url.URL{Host: "d"}}
+			b.ReportAllocs()
+			for b.Loop() {
+				c := &call{parsed: &parsed{names: []string{"x"}}, start: time.Now()}
+				c.span = r.traceCall(req, "/v1/completions")
+				c.traceWait(0, c.start, nil)
+				a := &attempt{r: r, c: c, start: c.start, header: req.Header, rooms: []uint64{1}, ctx: ctx}
+				a.prefill.a, a.prefill.w = a, w
+				a.decode.a, a.decode.w = a, w
+				a.traceStart(0)
+				for _, l := range []*leg{&a.prefill, &a.decode} {
+					l.traceSend()
+					l.traceEnd(nil)
+				}
+				a.traceEnd(nil)
+				endCall(c.span, c, 200, "ok", nil)
+			}
+		})
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // Config of a [Tracer]. Zero values take the defaults in brackets.
 type Config struct {
-	// Endpoint is the collector: http://host:port without TLS, https://host:port with; from [Endpoint]. Required.
+	// Endpoint is the collector: http://host:port or host:port without TLS, https://host:port with. Required; see [Endpoint].
 	Endpoint string
 	Service  string // service.name, for example "baton-router"; OTEL_SERVICE_NAME comes before it
 	Instance string // service.instance.id: the worker's or router's address

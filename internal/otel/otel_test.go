@@ -65,7 +65,7 @@ func parent(flags string) http.Header {
 // The client's span is the parent, ours go on to the next process, and everything set arrives.
 func TestSpansArrive(t *testing.T) {
 	r := oteltest.Start(t)
-	tr := open(t, otel.Config{Endpoint: r.Endpoint, Ratio: -1})
+	tr := open(t, otel.Config{Endpoint: strings.TrimPrefix(r.Endpoint, "http://"), Ratio: -1}) // without a scheme, too
 	began := time.Now().Add(-time.Minute)
 	s := tr.Server(parent("01"), "request", began)
 	leg := s.Client("leg")

@@ -28,7 +28,8 @@ type Tracer struct {
 // Open starts to send; no connection is needed for it to succeed. Errors are wrong settings.
 func Open(c Config) (*Tracer, error) {
 	c = c.withDefaults()
-	if _, err := parseEndpoint("endpoint", c.Endpoint); err != nil {
+	endpoint, err := parseEndpoint("otel: endpoint", c.Endpoint)
+	if err != nil {
 		return nil, err
 	}
 	if c.Ratio > 1 {
@@ -36,10 +37,10 @@ func Open(c Config) (*Tracer, error) {
 	}
 	// The environment still gives headers, certificates and compression.
 	next, err := otlptracegrpc.New(context.Background(),
-		otlptracegrpc.WithEndpointURL(c.Endpoint), otlptracegrpc.WithTimeout(c.ExportTimeout),
+		otlptracegrpc.WithEndpointURL(endpoint), otlptracegrpc.WithTimeout(c.ExportTimeout),
 		otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{Enabled: true, InitialInterval: 500 * time.Millisecond, MaxInterval: 2 * time.Second, MaxElapsedTime: c.ExportTimeout}))
 	if err != nil {
-		return nil, fmt.Errorf("otel: exporter for %s: %w", c.Endpoint, err)
+		return nil, fmt.Errorf("otel: exporter for %s: %w", endpoint, err)
 	}
 	res, err := resource.New(context.Background(),
 		resource.WithAttributes(attribute.String("service.name", c.Service), attribute.String("service.version", c.Version), attribute.String("service.instance.id", c.Instance)),
@@ -50,7 +51,7 @@ func Open(c Config) (*Tracer, error) {
 	t := &Tracer{timeout: c.CloseTimeout}
 	kill, cancel := context.WithCancel(context.Background())
 	t.kill = cancel
-	q := &queue{kill: kill, next: next, most: int64(c.MaxQueue), log: c.Log, endpoint: c.Endpoint}
+	q := &queue{kill: kill, next: next, most: int64(c.MaxQueue), log: c.Log, endpoint: endpoint}
 	if err := q.register(c.Registerer); err != nil {
 		cancel()
 		return nil, errors.Join(fmt.Errorf("otel: register metrics: %w", err), next.Shutdown(context.Background()))

@@ -125,6 +125,11 @@ func (l *leg) broken(err error) *failure {
 		f := l.failed(room.CodeUnavailable, true, "cannot be reached: %s", plainError(err))
 		f.refused = true
 		return f
+	case handshakeFailed(err):
+		l.w.exclude("TLS: " + plainError(err))
+		f := l.failed(room.CodeUnavailable, true, "is not trusted, or does not trust the router: %s", plainError(err))
+		f.refused = true
+		return f
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
 		errors.Is(err, io.ErrClosedPipe), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &op), hungUp(err):
 		l.w.probeNow()

@@ -1,7 +1,9 @@
 package router
 
 import (
+	"crypto/tls"
 	"errors"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -164,4 +166,13 @@ func passHeader(own, h http.Header) {
 	if vary != nil {
 		own["Vary"] = vary
 	}
+}
+
+// handshakeFailed: there is no TLS connection, for a reason that will not go away by itself. A worker that does not accept the router's certificate
+// says so, in TLS 1.3, in place of its first answer.
+func handshakeFailed(err error) bool {
+	var untrusted *tls.CertificateVerificationError
+	var noTLS tls.RecordHeaderError
+	var op *net.OpError
+	return errors.As(err, &untrusted) || errors.As(err, &noTLS) || errors.As(err, &op) && op.Op == "remote error"
 }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -112,6 +113,7 @@ func interrupt(t *testing.T, s *stack.Stack, requests []streamed, want []seen, e
 				t.Errorf("request %d, %s: %s", i, a.path, d)
 			}
 		})
+		dealt(t, s, i+1)
 	}
 	ready.Wait()
 	hit()
@@ -122,6 +124,36 @@ func interrupt(t *testing.T, s *stack.Stack, requests []streamed, want []seen, e
 		t.Fatal(err)
 	}
 	return after - before
+}
+
+// dealt waits until n requests have their decode workers, so that they are dealt out in order.
+func dealt(t *testing.T, s *stack.Stack, n int) {
+	t.Helper()
+	eventually(t, settleTime, func(ctx context.Context) error {
+		raw, err := s.Router.Get(ctx, "/workers")
+		if err != nil {
+			return err
+		}
+		var all struct {
+			Workers []struct {
+				Leg      string
+				Inflight int
+			}
+		}
+		if err := json.Unmarshal(raw, &all); err != nil {
+			return err
+		}
+		legs := 0
+		for _, w := range all.Workers {
+			if w.Leg == "decode" {
+				legs += w.Inflight
+			}
+		}
+		if legs < n {
+			return fmt.Errorf("%d of %d requests are at decode workers", legs, n)
+		}
+		return nil
+	})
 }
 
 // undisturbed runs each request alone.
@@ -186,7 +218,7 @@ func resumeRound(t *testing.T, s *stack.Stack, requests []streamed, enough int) 
 func TestResumeSim(t *testing.T) {
 	s, _ := startSim(t, simSetup{
 		transport: "tcp", prefills: 2, decodes: 2, model: "seed=5", cost: "prefill-chunk=2ms,step=4ms",
-		router: []string{"--resume", "--inter-token-timeout", "2s"},
+		router: []string{"--resume", "--max-resumes", "20", "--inter-token-timeout", "2s"},
 	})
 	usable(t, s)
 	const max = 250
@@ -218,7 +250,7 @@ func TestResumeSim(t *testing.T) {
 func TestResumeModel(t *testing.T) {
 	needModel(t)
 	s := start(t, stack.Config{Prefill: 1, Decode: 2, Args: []string{"--threads", "1", "--transport", "tcp"},
-		RouterArgs: []string{"--resume", "--inter-token-timeout", "5s", "--decode-policy", "round-robin"}})
+		RouterArgs: []string{"--resume", "--max-resumes", "20", "--inter-token-timeout", "5s", "--decode-policy", "round-robin"}})
 	warm(t, s)
 	max := 120
 	if prove {
@@ -232,6 +264,7 @@ func TestResumeModel(t *testing.T) {
 		}
 		return streamed{"/v1/chat/completions", body}
 	}
+	// Dealt out in turn: whichever worker is hit, one greedy and one seeded stream go on.
 	requests := []streamed{
 		chat("Tell me a long story about a fox and the sea.", map[string]any{"temperature": 0}),
 		chat("Tell me a long story about a king.", map[string]any{"temperature": 1, "seed": 11, "top_p": 0.9}),

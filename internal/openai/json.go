@@ -92,7 +92,7 @@ func (s *scanner) value() error {
 	case c == '[':
 		return s.array()
 	case c == '"':
-		_, err := s.str()
+		_, _, err := s.rawStr()
 		return err
 	case c == '-' || c >= '0' && c <= '9':
 		return s.number()
@@ -129,7 +129,7 @@ func (s *scanner) object(out *[]member) error {
 		return err
 	}
 	defer func() { s.depth-- }()
-	seen := map[string]bool{}
+	var seen names
 	for first := true; ; first = false {
 		s.space()
 		if s.peek() == '}' && first {
@@ -143,10 +143,10 @@ func (s *scanner) object(out *[]member) error {
 		if err != nil {
 			return err
 		}
-		if seen[key] {
+		if !seen.add(key) {
 			return s.fail(fmt.Sprintf("duplicate name %q", clip(key)))
 		}
-		if seen[key] = true; len(seen) > maxMembers {
+		if seen.n > maxMembers {
 			return s.fail(fmt.Sprintf("an object with more than %d names", maxMembers))
 		}
 		if s.space(); s.peek() != ':' {
@@ -209,34 +209,74 @@ func (s *scanner) peek() byte {
 	return s.data[s.pos]
 }
 
+// names are those of one object. Few are looked through, which is quicker than a map.
+type names struct {
+	few  [8]string
+	many map[string]bool // nil: there are few
+	n    int
+}
+
+// add is false for a name that is there already.
+func (ns *names) add(name string) bool {
+	if ns.many == nil && ns.n < len(ns.few) {
+		for _, o := range ns.few[:ns.n] {
+			if o == name {
+				return false
+			}
+		}
+		ns.few[ns.n] = name
+		ns.n++
+		return true
+	}
+	if ns.many == nil {
+		ns.many = make(map[string]bool, 2*len(ns.few))
+		for _, o := range ns.few {
+			ns.many[o] = true
+		}
+	}
+	if ns.many[name] {
+		return false
+	}
+	ns.many[name] = true
+	ns.n++
+	return true
+}
+
 // str passes a string and returns its value.
 func (s *scanner) str() (string, error) {
+	raw, escaped, err := s.rawStr()
+	if err != nil {
+		return "", err
+	}
+	if !escaped {
+		return string(raw[1 : len(raw)-1]), nil
+	}
+	var v string
+	err = json.Unmarshal(raw, &v)
+	return v, err
+}
+
+// rawStr passes a string and returns it as written, with its quotes.
+func (s *scanner) rawStr() (raw []byte, escaped bool, err error) {
 	start := s.pos
 	s.pos++
-	escaped := false
 	for s.pos < len(s.data) {
 		switch c := s.data[s.pos]; {
 		case c == '"':
 			s.pos++
-			raw := s.data[start:s.pos]
-			if !escaped {
-				return string(raw[1 : len(raw)-1]), nil
-			}
-			var v string
-			err := json.Unmarshal(raw, &v)
-			return v, err
+			return s.data[start:s.pos], escaped, nil
 		case c == '\\':
 			escaped = true
 			if err := s.escape(); err != nil {
-				return "", err
+				return nil, false, err
 			}
 		case c < 0x20:
-			return "", s.fail("control character in a string")
+			return nil, false, s.fail("control character in a string")
 		default:
 			s.pos++
 		}
 	}
-	return "", s.fail("unterminated string")
+	return nil, false, s.fail("unterminated string")
 }
 
 // escape passes one escape sequence. NUL and lone surrogates are refused: the
@@ -381,11 +421,49 @@ func Members(body []byte) (map[string]json.RawMessage, error) {
 	if err != nil {
 		return nil, invalid("", "%v", err)
 	}
+	return byName(members), nil
+}
+
+func byName(members []member) map[string]json.RawMessage {
 	out := make(map[string]json.RawMessage, len(members))
 	for _, m := range members {
 		out[m.key] = m.raw
 	}
-	return out, nil
+	return out
+}
+
+// Take is [Members], and body without the members that drop names, as [Rewrite] makes it.
+func Take(body []byte, drop func(name string) bool) (rest []byte, members map[string]json.RawMessage, err error) {
+	list, err := splitObject(body)
+	if err != nil {
+		return nil, nil, invalid("", "%v", err)
+	}
+	rest = append(make([]byte, 0, len(body)+16), '{')
+	for _, m := range list {
+		if !drop(m.key) {
+			rest = appendMember(rest, m.key, m.raw)
+		}
+	}
+	return append(rest, '}'), byName(list), nil
+}
+
+// appendMember adds a name and a value to an object.
+func appendMember(out []byte, name string, raw []byte) []byte {
+	if len(out) > 1 {
+		out = append(out, ',')
+	}
+	return append(append(appendString(out, name), ':'), raw...)
+}
+
+// appendString adds s as JSON, as [Marshal] writes it.
+func appendString(out []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
+			raw, _ := Marshal(s) // a string always marshals
+			return append(out, raw...)
+		}
+	}
+	return append(append(append(out, '"'), s...), '"')
 }
 
 // Elements returns the elements of a list that is sound JSON, but only the first most+1 of a longer
@@ -407,13 +485,7 @@ func Rewrite(body []byte, set ...Field) ([]byte, error) {
 	}
 	out := make([]byte, 0, len(body)+64*len(set))
 	out = append(out, '{')
-	put := func(name string, raw []byte) {
-		if len(out) > 1 {
-			out = append(out, ',')
-		}
-		key, _ := Marshal(name) // a string always marshals
-		out = append(append(append(out, key...), ':'), raw...)
-	}
+	put := func(name string, raw []byte) { out = appendMember(out, name, raw) }
 	replaced := map[string]bool{}
 	for _, f := range set {
 		replaced[f.Name] = true

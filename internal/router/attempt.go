@@ -103,6 +103,8 @@ type attempt struct {
 	span   *otel.Span  // nil: not traced
 
 	header http.Header
+	// event is when the last event of a stream came that could go on elsewhere, in nanoseconds after start; 0: there is none such.
+	event  atomic.Int64
 	resume json.RawMessage // what the workers need to go on with the call's stream; nil: nothing
 	kv     json.RawMessage // from a staged prefill; read after prefillDone
 

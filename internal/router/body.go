@@ -4,16 +4,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/baton-pd/baton/internal/openai"
 )
 
 // ours are the top-level fields that the router sets; what a client puts there is dropped.
-var ours = []openai.Field{
-	{Name: "rid"}, {Name: "bootstrap_host"}, {Name: "bootstrap_port"}, {Name: "bootstrap_room"}, {Name: "bootstrap_generation"},
-	{Name: FieldTimeout}, {Name: openai.FieldResume},
+var ours = []string{
+	"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_generation", FieldTimeout, openai.FieldResume,
 }
+
+func isOurs(name string) bool { return slices.Contains(ours, name) }
 
 // parsed is what the router needs to know of a body. The workers check the rest.
 type parsed struct {
@@ -40,16 +42,16 @@ type parsed struct {
 // parseBody checks that body is one sound JSON object and finds out what the router
 // needs. Errors are the client's.
 func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
-	rest, err := openai.Rewrite(body, ours...)
-	if err != nil {
-		return nil, invalidBody("%s", openai.FromErr(err).Cause.Detail)
-	}
-	m, err := openai.Members(body)
+	rest, m, err := openai.Take(body, isOurs)
 	if err != nil {
 		return nil, invalidBody("%s", openai.FromErr(err).Cause.Detail)
 	}
 	p := &parsed{rest: rest[1:], prompts: 1}
-	if raw := m["stream"]; raw != nil && !isNull(raw) && json.Unmarshal(raw, &p.stream) != nil {
+	switch string(m["stream"]) {
+	case "", "null", "false":
+	case "true":
+		p.stream = true
+	default:
 		return nil, invalidValue("stream", "stream must be true or false")
 	}
 	if e := p.countPrompts(kind, m); e != nil {
@@ -65,7 +67,8 @@ func parseBody(kind openai.Kind, body []byte) (*parsed, *openai.Error) {
 	if e := p.readPriority(m["priority"]); e != nil {
 		return nil, e
 	}
-	_ = json.Unmarshal(m["model"], &p.model) // another thing than a string is the worker's to refuse
+	q := quick{b: m["model"]}
+	_ = q.text(&p.model) // another thing than a string is the worker's to refuse
 	for _, name := range promptFields[kind] {
 		if p.prompt = m[name]; p.prompt != nil {
 			break

@@ -45,8 +45,8 @@ func putAnswer(b *bytes.Buffer) {
 	}
 }
 
-// send posts the attempt's body to the leg's worker. cancel ends ctx, which is the leg's own.
-func (l *leg) send(ctx context.Context, cancel context.CancelFunc) (*http.Response, *failure) {
+// send posts the attempt's body to the leg's worker. ctx is the attempt's or below it.
+func (l *leg) send(ctx context.Context) (*http.Response, *failure) {
 	a := l.a
 	l.sent = time.Now()
 	resp, err := l.w.wire.Post(ctx, &wire.Request{Path: l.w.prefix + a.c.path, Header: l.traceSend(), Body: l.body})
@@ -58,7 +58,7 @@ func (l *leg) send(ctx context.Context, cancel context.CancelFunc) (*http.Respon
 	}
 	defer func() { _ = resp.Body.Close() }()
 	l.enter(legAnswer)
-	t := time.AfterFunc(errorGrace, cancel)
+	t := time.AfterFunc(errorGrace, func() { wire.Abort(resp) })
 	defer t.Stop()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	if l.a.ctx.Err() != nil {
@@ -92,9 +92,18 @@ func isEventStream(h http.Header) bool {
 	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/event-stream")
 }
 
+// ownContext ends with the attempt's, or by cancel if the prefill leg has limits of its own. Without any it is the attempt's: a context costs.
+func (l *leg) ownContext() (ctx context.Context, cancel context.CancelFunc) {
+	c := &l.a.r.cfg
+	if c.PrefillFirstByteTimeout <= 0 && c.PrefillGapTimeout <= 0 {
+		return l.a.ctx, func() {}
+	}
+	return context.WithCancel(l.a.ctx)
+}
+
 // consume reads the prefill leg's answer, which nobody sees, to its end. nil: it did its part.
 func (l *leg) consume() (f *failure) {
-	ctx, cancel := context.WithCancel(l.a.ctx)
+	ctx, cancel := l.ownContext()
 	defer cancel()
 	watch := l.watchPrefill(cancel)
 	defer watch.stop()
@@ -103,7 +112,7 @@ func (l *leg) consume() (f *failure) {
 			f = alone
 		}
 	}()
-	resp, f := l.send(ctx, cancel)
+	resp, f := l.send(ctx)
 	if f != nil {
 		return f
 	}
@@ -182,9 +191,7 @@ func (a *attempt) runDecode(cl *client) *failure {
 	if f := a.awaitPrefill(); f != nil {
 		return f
 	}
-	ctx, cancel := context.WithCancel(a.ctx)
-	defer cancel()
-	resp, f := l.send(ctx, cancel)
+	resp, f := l.send(a.ctx)
 	if f != nil {
 		return f
 	}
@@ -195,16 +202,16 @@ func (a *attempt) runDecode(cl *client) *failure {
 	case !isEventStream(resp.Header):
 		return a.forwardAnswer(cl, resp)
 	case a.c.stream:
-		return a.forwardStream(cl, resp, cancel)
+		return a.forwardStream(cl, resp)
 	}
-	return l.unasked(resp.Body, cancel)
+	return l.unasked(resp)
 }
 
 // unasked is the failure for a stream that was not asked for: the error in it, if one comes soon.
-func (l *leg) unasked(body io.Reader, cancel context.CancelFunc) *failure {
-	t := time.AfterFunc(errorGrace, cancel)
+func (l *leg) unasked(resp *http.Response) *failure {
+	t := time.AfterFunc(errorGrace, func() { wire.Abort(resp) })
 	defer t.Stop()
-	f := l.consumeStream(body, &prefillWatch{l: l, gap: newStall(0, nil)})
+	f := l.consumeStream(resp.Body, &prefillWatch{l: l, gap: newStall(0, nil)})
 	switch {
 	case l.a.ctx.Err() != nil:
 		return failureOf(l.a.ctx)
@@ -251,7 +258,7 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 }
 
 // forwardStream passes whole events on as they come.
-func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.CancelFunc) *failure {
+func (a *attempt) forwardStream(cl *client, resp *http.Response) *failure {
 	l := &a.decode
 	l.enter(legFirst)
 	s := streams.Get().(*stream)
@@ -298,11 +305,12 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response, cancel context.
 			}
 			if s.follow {
 				a.c.thread.forwarded(s)
+				a.alive()
 			}
 		}
 		switch {
 		case s.done:
-			l.drain(resp.Body, cancel)
+			l.drain(resp)
 			return nil
 		case s.complete() && (e != nil || ferr != nil || rerr != nil && (rerr != io.EOF || s.cut())):
 			return a.finishFor(cl, resp)
@@ -352,10 +360,10 @@ func (l *leg) streamEnd(s *stream, e *openai.Error, err error, eof bool) (f *fai
 
 // drain reads on to the stream's end after [DONE], so that the connection can be used
 // again; a worker that does not end it in time loses the connection.
-func (l *leg) drain(body io.Reader, cancel context.CancelFunc) {
-	t := time.AfterFunc(doneGrace, cancel)
+func (l *leg) drain(resp *http.Response) {
+	t := time.AfterFunc(doneGrace, func() { wire.Abort(resp) })
 	defer t.Stop()
-	_, _ = io.Copy(io.Discard, io.LimitReader(body, drainLimit)) // the answer is complete; only the connection is at stake
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, drainLimit)) // the answer is complete; only the connection is at stake
 	l.end()
 	l.enter(legDone)
 }

@@ -169,7 +169,8 @@ func (r *Router) find(c *call, avoid map[*worker]bool, last blame) (p, d *worker
 }
 
 // abandon ends the attempts that wait for w, which has not answered its probes, so that they are tried elsewhere.
-// Those that have begun to answer go on: a late probe is no proof; and so do all where no other worker could take over.
+// Those that have begun to answer go on: a late probe is no proof, unless a stream that can go on elsewhere has been silent for as long;
+// and so do all where no other worker could take over.
 func (r *Router) abandon(w *worker) {
 	f, side := &r.decodes, blameDecode
 	if w.side == room.SideSender {
@@ -180,7 +181,7 @@ func (r *Router) abandon(w *worker) {
 	}
 	for _, c := range r.live.all() {
 		a := c.current.Load()
-		if a == nil || a.answering.Load() || a.ctx.Err() != nil {
+		if a == nil || a.ctx.Err() != nil || a.answering.Load() && (side == blamePrefill || !a.stuck(silentProbes*r.cfg.HealthTimeout)) {
 			continue
 		}
 		l := &a.decode

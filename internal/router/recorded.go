@@ -1,7 +1,6 @@
 package router
 
 import (
-	"encoding/json"
 	"net"
 	"strconv"
 	"time"
@@ -30,7 +29,7 @@ func (a *answer) usage() (u usage) {
 			return usage{prompt, completion}
 		}
 	}
-	if len(a.Usage) == 0 || json.Unmarshal(a.Usage, &u) != nil || u.Prompt < 0 || u.Completion < 0 {
+	if len(a.Usage) == 0 || decodeUsage(a.Usage, &u) != nil || u.Prompt < 0 || u.Completion < 0 {
 		return usage{}
 	}
 	return u

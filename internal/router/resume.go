@@ -183,6 +183,21 @@ func (a *attempt) wentOn() {
 		"tokens", len(t.tokens), "gap_ms", ms(gap))
 }
 
+// alive notes an event of a stream.
+func (a *attempt) alive() {
+	if a.c.thread.over {
+		a.event.Store(0)
+		return
+	}
+	a.event.Store(int64(time.Since(a.start)))
+}
+
+// stuck: the stream could go on elsewhere, and has carried nothing for d.
+func (a *attempt) stuck(d time.Duration) bool {
+	at := a.event.Load()
+	return at > 0 && time.Since(a.start)-time.Duration(at) >= d
+}
+
 // goesOn: w may go on with c's stream, or c has no such wish.
 func (w *worker) goesOn(c *call) bool {
 	if c.thread == nil || !c.thread.goes {

@@ -319,6 +319,43 @@ func TestResumeEndsWithTheClient(t *testing.T) {
 	})
 }
 
+// A worker that answers no probe is hung: streams on it that are silent go on elsewhere without any limit on silence; one that is not silent
+// stays.
+func TestHungWorkersStreamsGoOn(t *testing.T) {
+	hang := func(all string) []any {
+		i := strings.Index(all, "w3 ")
+		if i < 0 {
+			return []any{all}
+		}
+		return []any{time.Millisecond, all[:strings.LastIndex(all[:i], "\n\n")+2], nil}
+	}
+	drip := func(all string) (parts []any) {
+		for ev := range strings.SplitAfterSeq(all, "\n\n") {
+			parts = append(parts, ev, time.Second)
+		}
+		return parts
+	}
+	for name, c := range map[string]struct {
+		first func(string) []any
+		other int // legs at the other worker
+		least time.Duration
+	}{
+		"silent": {hang, 1, 4 * time.Second}, "not silent": {drip, 0, 20 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Config{Resume: true}, []script{okPrefill}, []script{teller(25, c.first), teller(25, nil)}, func(t *testing.T, b *bed, p, d []*fake) {
+				d[0].setHealth(hung)
+				g := b.chatStream()
+				g.ok(t, plainTalk(25))
+				if g.took < c.least || g.took > c.least+10*time.Second || d[1].count() != c.other {
+					t.Errorf("took %v, %d legs at the other worker", g.took, d[1].count())
+				}
+				<-time.After(2 * time.Second)
+			})
+		})
+	}
+}
+
 // The prefill worker may be lost, too, while it computes for the second decode worker; and a resumed stream may break again.
 func TestResumeTwice(t *testing.T) {
 	second := func(all string) []any { // one token more, then gone

@@ -240,7 +240,6 @@ func (r *Router) serve(cl *client, c *call) *failure {
 // account counts and logs the end of a request: one line each.
 func (r *Router) account(req *http.Request, cl *client, c *call, f *failure, span *otel.Span) {
 	outcome, cause, level := "ok", "none", slog.LevelInfo
-	attrs := make([]slog.Attr, 0, 20)
 	if f != nil {
 		level = slog.LevelWarn
 		cause = string(f.cause().Code)
@@ -260,31 +259,39 @@ func (r *Router) account(req *http.Request, cl *client, c *call, f *failure, spa
 	r.m.requests.WithLabelValues(outcome, cause).Inc()
 	r.recordEnd(cl, outcome, f)
 	endCall(span, c, cl.status, outcome, f)
-	attrs = append(attrs, slog.String("path", req.URL.Path), slog.String("outcome", outcome), slog.Int("status", cl.status))
+	if c != nil {
+		r.observe(cl, c)
+	}
+	if !r.cfg.Log.Enabled(req.Context(), level) {
+		return
+	}
+	attrs := append(make([]slog.Attr, 0, 20), slog.String("path", req.URL.Path), slog.String("outcome", outcome), slog.Int("status", cl.status))
 	if f != nil {
 		attrs = append(attrs, slog.String("cause", cause), slog.String("side", f.cause().Side.String()), slog.String("phase", f.cause().Phase),
 			slog.String("detail", f.cause().Detail))
 	}
 	if c != nil {
-		attrs = append(attrs, r.times(cl, c)...)
+		attrs = append(attrs, times(cl, c)...)
 	}
 	r.cfg.Log.LogAttrs(context.WithoutCancel(req.Context()), level, "request", attrs...)
 }
 
-// times are a call's workers, room and phases, for the log; it also observes their durations.
-func (r *Router) times(cl *client, c *call) []slog.Attr {
-	total := time.Since(c.start)
-	r.m.seconds.Observe(total.Seconds())
+// observe counts a call's durations.
+func (r *Router) observe(cl *client, c *call) {
+	r.m.seconds.Observe(time.Since(c.start).Seconds())
+	if !cl.first.IsZero() && c.stream {
+		r.m.first.Observe(cl.first.Sub(c.start).Seconds())
+	}
+}
+
+// times are a call's workers, room and phases, for the log.
+func times(cl *client, c *call) []slog.Attr {
 	attrs := []slog.Attr{slog.Int("attempts", c.attempts), slog.Bool("stream", c.stream), slog.String("rid", c.names[0])}
 	if c.waited > time.Millisecond {
 		attrs = append(attrs, slog.Float64("queue_ms", ms(c.waited)))
 	}
 	if !cl.first.IsZero() {
-		first := cl.first.Sub(c.start)
-		if c.stream {
-			r.m.first.Observe(first.Seconds())
-		}
-		attrs = append(attrs, slog.Float64("first_ms", ms(first)))
+		attrs = append(attrs, slog.Float64("first_ms", ms(cl.first.Sub(c.start))))
 	}
 	if a := c.current.Load(); a != nil {
 		attrs = append(attrs, slog.String("room", a.key().String()), slog.String("prefill", a.prefill.w.name), slog.String("decode", a.decode.w.name))
@@ -292,7 +299,7 @@ func (r *Router) times(cl *client, c *call) []slog.Attr {
 			attrs = append(attrs, slog.Float64("prefill_ms", ms(time.Duration(d))))
 		}
 	}
-	return append(attrs, slog.Float64("total_ms", ms(total)))
+	return append(attrs, slog.Float64("total_ms", ms(time.Since(c.start))))
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -2,7 +2,6 @@ package router
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"unicode/utf8"
 
@@ -164,13 +163,13 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 	}
 	look := !s.content || len(s.finished) > 0 || !likeAnswer(data) || finishKnown(data) || bytes.Contains(data, keyError)
 	if !look {
-		if !json.Valid(data) {
+		if !validJSON(data) {
 			return nil, fmt.Errorf("%w: an event is not JSON: %.80q", errMalformed, data)
 		}
 		return nil, nil
 	}
 	var a answer
-	if err := json.Unmarshal(data, &a); err != nil {
+	if err := decodeAnswer(data, &a); err != nil {
 		return nil, fmt.Errorf("%w: an event is not what it should be: %w", errMalformed, err)
 	}
 	if e := a.failure(data, s.side, s.phase); e != nil {

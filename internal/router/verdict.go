@@ -54,26 +54,31 @@ func (f finish) err(side room.Side, phase string) *openai.Error {
 type answer struct {
 	Object  string          `json:"object"`
 	Error   json.RawMessage `json:"error"`
-	Choices []struct {
-		Index  int             `json:"index"`
-		Finish json.RawMessage `json:"finish_reason"`
-		Text   string          `json:"text"`
-		Delta  struct {
-			Content   string          `json:"content"`
-			Reasoning string          `json:"reasoning_content"`
-			Tools     json.RawMessage `json:"tool_calls"`
-		} `json:"delta"`
-	} `json:"choices"`
+	Choices []choiceOf      `json:"choices"`
 	// /generate
-	Index     int    `json:"index"`
-	Text      string `json:"text"`
-	OutputIDs []int  `json:"output_ids"`
-	Meta      *struct {
-		Finish     json.RawMessage `json:"finish_reason"`
-		Prompt     json.RawMessage `json:"prompt_tokens"`
-		Completion json.RawMessage `json:"completion_tokens"`
-	} `json:"meta_info"`
-	Usage json.RawMessage `json:"usage"`
+	Index     int             `json:"index"`
+	Text      string          `json:"text"`
+	OutputIDs []int           `json:"output_ids"`
+	Meta      *metaOf         `json:"meta_info"`
+	Usage     json.RawMessage `json:"usage"`
+}
+
+// choiceOf is one choice of an answer, metaOf what /generate says beside the text. quick knows their fields, too.
+type choiceOf struct {
+	Index  int             `json:"index"`
+	Finish json.RawMessage `json:"finish_reason"`
+	Text   string          `json:"text"`
+	Delta  struct {
+		Content   string          `json:"content"`
+		Reasoning string          `json:"reasoning_content"`
+		Tools     json.RawMessage `json:"tool_calls"`
+	} `json:"delta"`
+}
+
+type metaOf struct {
+	Finish     json.RawMessage `json:"finish_reason"`
+	Prompt     json.RawMessage `json:"prompt_tokens"`
+	Completion json.RawMessage `json:"completion_tokens"`
 }
 
 // finishes lists the choices that ended.
@@ -138,6 +143,9 @@ func parseFinish(index int, raw json.RawMessage) (finish, error) {
 	if len(raw) == 0 || isNull(raw) {
 		return f, nil
 	}
+	if q := (quick{b: raw}); q.text(&f.reason) && q.end() {
+		return f, nil
+	}
 	if json.Unmarshal(raw, &f.reason) == nil {
 		return f, nil
 	}
@@ -169,7 +177,7 @@ func judgeUsage(kind openai.Kind, choices int, body []byte, side room.Side, phas
 		err = json.Unmarshal(body, &list)
 	} else {
 		list = make([]answer, 1)
-		err = json.Unmarshal(body, &list[0])
+		err = decodeAnswer(body, &list[0])
 	}
 	if err != nil {
 		return u, nil, fmt.Errorf("%w: %w", errMalformed, err)

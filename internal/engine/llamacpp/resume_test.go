@@ -86,6 +86,9 @@ func TestDrawsGoOn(t *testing.T) {
 				}
 				last = want
 			}
+			if a, b := whole.(*sampler).before, later.(*sampler).before; a != b || a != 60 && s.Temperature > 0 {
+				t.Errorf("draws %d and %d of 60: each must have its own number", a, b)
+			}
 		})
 	}
 }

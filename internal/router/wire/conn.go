@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -165,6 +166,9 @@ type answer struct {
 	p    *conn
 	body io.Reader
 	stop func() bool // of watching the context
+	// state is answerLive until the exchange is aborted or ends, whichever is first: an aborted connection is closed, and never
+	// after it has been given back.
+	state atomic.Int32
 	// close: the connection cannot be used again. over: the exchange has ended. Both the reader's.
 	close, over bool
 	err         error // of the reading, when over
@@ -173,8 +177,26 @@ type answer struct {
 	writeErr error      // of the writer, after awaitWriter
 }
 
-// abort is called when the context ends early. TLS would say goodbye first, and wait 5 s for a peer that does not read.
-func (a *answer) abort() { _ = a.p.raw.Close() }
+const (
+	answerLive    = 0
+	answerAborted = 1 // by the context or Abort
+	answerOver    = 2
+)
+
+// abort ends the exchange from outside; a Read under way fails. TLS would say goodbye first, and wait 5 s for a peer that does not read.
+func (a *answer) abort() {
+	if a.state.CompareAndSwap(answerLive, answerAborted) {
+		_ = a.p.raw.Close()
+	}
+}
+
+// Abort ends the exchange of an answer that [Client.Post] has returned, as its context's end would, from any goroutine. It does nothing once the body was read to its
+// end or closed.
+func Abort(resp *http.Response) {
+	if a, ok := resp.Body.(*answer); ok {
+		a.abort()
+	}
+}
 
 // write sends the request, but for a large body, which a goroutine writes beside until it is done or the connection closed. n is how much
 // was written.
@@ -264,8 +286,8 @@ func (a *answer) Close() error {
 // finish gives the connection back, if everything was sent and read (whole), or closes it, and waits for the writer.
 func (a *answer) finish(whole bool) {
 	a.over = true
-	unwatched := a.stop()
-	if whole && unwatched && !a.close && a.sent() {
+	a.stop()
+	if whole && !a.close && a.sent() && a.state.CompareAndSwap(answerLive, answerOver) {
 		a.p.used = true
 		a.p.c.put(a.p)
 		return

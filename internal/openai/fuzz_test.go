@@ -17,7 +17,7 @@ import (
 func FuzzParse(f *testing.F) {
 	for kind, fields := range map[Kind][]string{
 		KindChat:       {minimal[KindChat] + "}", `{"messages":[{"role":"user","content":[{"type":"text","text":"\ud83c\udf89"}]}],"n":2,"logit_bias":{"1":2}}`},
-		KindCompletion: {minimal[KindCompletion] + "}", `{"prompt":[[1,2],[3]],"bootstrap_room":[1,2],"stop":["a"]}`, `{"prompt":["a"],"logprobs":3}`},
+		KindCompletion: {minimal[KindCompletion] + "}", `{"prompt":[[1,2],[3]],"bootstrap_room":[1,2],"stop":["a"]}`, `{"prompt":["a"],"logprobs":3}`, `{"prompt":"a","stream":true,"baton_resume":{"tokens":[1,2],"id":"x","created":3}}`},
 		KindGenerate:   {minimal[KindGenerate] + "}", `{"input_ids":[1],"sampling_params":{"temperature":0.1e1,"stop":"x"},"bootstrap_port":[null],"bootstrap_room":7}`},
 	} {
 		for _, s := range fields {
@@ -41,6 +41,9 @@ func FuzzParse(f *testing.F) {
 		}
 		if n := len(r.Bootstrap); n != 0 && n != max(1, len(r.Prompts)) {
 			t.Fatalf("%d rooms for %d prompts", n, len(r.Prompts))
+		}
+		if r.Resume != nil && (r.Choices() != 1 || !r.Stream || r.MaxTokens > 0 && len(r.Resume.Tokens) >= r.MaxTokens) {
+			t.Fatalf("cannot go on: %+v", r)
 		}
 		texts := r.Stop
 		for _, m := range r.Messages {

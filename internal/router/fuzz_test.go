@@ -69,6 +69,7 @@ func FuzzServe(f *testing.F) {
 	f.Add("/generate", `{"text":"a"}`, "-1", "", good, httpAnswer(200, "application/json", genAbort))
 	f.Add("/generate", `{"text":["a","b"],"stream":true}`, "", "", httpAnswer(500, "text/plain", "no"), httpAnswer(200, stream, "data: {}\n\n"))
 	f.Add("/v1/completions", `{"prompt":"a"}`, "", "", good, "HTTP/1.1 429 X\r\nRetry-After: 1\r\n\r\n{\"error\":{\"message\":\"m\"}}")
+	f.Add(chat, streamBody, "", "", good, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Baton-Token-Ids: 1\r\n\r\n: baton-tokens 5\n"+token+": baton-tokens  end\n"+last+done)
 	f.Add("/abort_request", `{"rid":"x"}`, "", "", "", "")
 	f.Add("/v1/models/x", "", "", "", "", "")
 	f.Add("/health_generate", "", "", "", good, "HTTP/9.9 abc\r\n\r\n")
@@ -89,7 +90,7 @@ func FuzzServe(f *testing.F) {
 // serveOne gives req to a new router and checks its answer and what is left.
 func serveOne(t *testing.T, req *http.Request, workers *rawWorkers) {
 	r, err := New(Config{Prefills: []Backend{{URL: "http://p", BootstrapPort: 1}}, Decodes: []Backend{{URL: "http://d"}},
-		DialContext: workers.dial, MaxRetries: -1, MaxBody: 1 << 20, MaxAnswer: 1 << 20})
+		DialContext: workers.dial, MaxRetries: -1, Resume: true, MaxBody: 1 << 20, MaxAnswer: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,11 +1,14 @@
 package router
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -401,6 +404,32 @@ func TestResumeGenerateLogprobs(t *testing.T) {
 		want := `{"tokens":[5,6],"id":"r7","elapsed_ms":0,"logprobs":[[-0.1,5,null],[-0.25,6,null]],"top":[[-0.1,5,null],[-0.25,6,null]]}`
 		if got := string(d[1].leg(0).fields[openai.FieldResume]); got != want || string(p[0].leg(1).fields[openai.FieldResume]) != want {
 			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	})
+}
+
+// However a stream is cut, the same tokens are told and the same bytes let through; no comment with tokens reaches the client.
+func FuzzTold(f *testing.F) {
+	f.Add([]byte(talk(3, nil)), uint64(1))
+	f.Add([]byte(": baton-tokens 1,2\n\n: baton-tokens 3 end\r\ndata: {}\n\n"), uint64(2))
+	f.Add([]byte(": baton-tokens 1\ndata: {\n\n"), uint64(3))
+	f.Add([]byte(": baton-tokens 1\n: baton-tokens 2\ndata: {}\n\n"), uint64(4))
+	f.Fuzz(func(t *testing.T, in []byte, seed uint64) {
+		run := func(cut func(left int) int) (out []byte, tokens []int32, over bool, e *openai.Error, err error) {
+			s := &stream{follow: true, keep: true, choices: 1}
+			for rest := in; len(rest) > 0 && e == nil && err == nil && !s.done; {
+				n := min(cut(len(rest)), len(rest))
+				var forward []byte
+				forward, e, err = s.feed(rest[:n])
+				out, tokens, rest = append(out, forward...), append(tokens, s.tokens...), rest[n:]
+			}
+			return out, tokens, s.over, e, err
+		}
+		rng := rand.New(rand.NewPCG(seed, 0))
+		out1, tokens1, over1, e1, err1 := run(func(left int) int { return left })
+		out2, tokens2, over2, e2, err2 := run(func(int) int { return 1 + rng.IntN(9) })
+		if !bytes.Equal(out1, out2) || !slices.Equal(tokens1, tokens2) || over1 != over2 || (e1 == nil) != (e2 == nil) || (err1 == nil) != (err2 == nil) {
+			t.Fatalf("%q cut differently:\n%q %v %v %v %v\n%q %v %v %v %v", in, out1, tokens1, over1, e1, err1, out2, tokens2, over2, e2, err2)
 		}
 	})
 }

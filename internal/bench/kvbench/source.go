@@ -78,6 +78,9 @@ func open(ctx context.Context, tr transfer.Transport, name string, w Work, in io
 	}
 	s := &source{pool: pool, name: name, enc: json.NewEncoder(in), lines: bufio.NewScanner(out)}
 	s.bytes, _ = pool.Memory()
+	for i := 0; i < len(s.bytes); i += 4096 {
+		s.bytes[i] = 0xff // every page is there before the first write, as at the target
+	}
 	s.lines.Buffer(nil, 64<<20)
 	first, err := s.read()
 	if err == nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,8 @@ type peer struct {
 	wg          sync.WaitGroup
 
 	mu sync.Mutex // held from the choice of a stream until the write is in its queue; before Queue's lock
+
+	shorts atomic.Uint64 // writes posted on quick
 
 	once sync.Once
 	err  error         // set before down is closed; what left-over writes get
@@ -55,6 +58,9 @@ func (p *peer) Kind() string { return p.tr.Kind() }
 func (p *peer) Post(w transfer.Write) error {
 	p.mu.Lock()
 	s := p.choose(&w)
+	if s == p.quick {
+		p.shorts.Add(1)
+	}
 	it, err := s.q.PostNow(w, uint64(min(inlineBytes, p.tr.cfg.FrameBytes)))
 	p.mu.Unlock()
 	if it != nil {

@@ -77,6 +77,13 @@ func vecIO(trap, fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
 // would only wait there, in front of a short write of another room.
 const unsentBytes = 128 << 10
 
+// politeFrames of a long write (some milliseconds) after the last short one leave the core to threads that wait for it.
+const politeFrames = 16
+
+// yield lets the kernel run another thread, if one waits. Without it a thread that copies without pause keeps whoever
+// posts or hears of a short write off the core for a time slice, which is longer than all that waits in queues.
+func yield() { _, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+
 // option is a socket option.
 type option struct{ level, name, value int }
 

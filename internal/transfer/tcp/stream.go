@@ -57,6 +57,8 @@ func (s *stream) sendNow(it *postq.Item) {
 
 // send writes frames until the queue fails.
 func (s *stream) send() {
+	var seen uint64 // short writes of the peer
+	polite := 0     // frames after which to let others have the core
 	for {
 		it, ok := s.q.Next()
 		if !ok {
@@ -76,6 +78,15 @@ func (s *stream) send() {
 		}
 		if err := s.q.Return(it, it.Sent == it.Total); err != nil {
 			s.p.fail(fmt.Errorf("tcp: %w", err))
+		}
+		if s == s.p.bulk {
+			if n := s.p.shorts.Load(); n != seen {
+				seen, polite = n, politeFrames
+			}
+			if polite > 0 {
+				polite--
+				yield()
+			}
 		}
 	}
 }

@@ -383,7 +383,12 @@ type got struct {
 // post sends a body and reads the answer to its end.
 func (b *bed) post(ctx context.Context, path, body string, header ...string) got {
 	b.t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://router"+path, strings.NewReader(body))
+	return b.postTo(ctx, "http://router"+path, body, header...)
+}
+
+func (b *bed) postTo(ctx context.Context, url, body string, header ...string) got {
+	b.t.Helper()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -50,9 +50,9 @@ func shownFaults() []shownFault {
 		{name: "the client leaves while prefill is silent", p: silent, d: sse(nil), leaves: limit, ends: limit, held: "pd"},
 		{name: "the stream is cut without finish", p: silent, d: sse(moment, role, token), ends: moment, cause: "protocol", begun: role + token, held: "p"},
 		{name: "the stream is reset", p: silent, d: sse(moment, role, token, errReset), ends: moment, cause: "peer_lost", begun: role + token, held: "p"},
-		{name: "decode is full: 429", p: silent, d: refuse(429), ends: moment, status: 429, cause: "capacity", retry: "7", held: "p"},
-		{name: "decode is full: 503", p: silent, d: refuse(503), ends: moment, status: 503, cause: "unavailable", retry: "7", held: "p"},
-		{name: "prefill is full: 503", p: refuse(503), d: silent, ends: moment, status: 503, cause: "unavailable", retry: "7", held: "d"},
+		{name: "decode is full and says 429", p: silent, d: refuse(429), ends: moment, status: 429, cause: "capacity", retry: "7", held: "p"},
+		{name: "decode is full and says 503", p: silent, d: refuse(503), ends: moment, status: 503, cause: "unavailable", retry: "7", held: "p"},
+		{name: "prefill is full and says 503", p: refuse(503), d: silent, ends: moment, status: 503, cause: "unavailable", retry: "7", held: "d"},
 		{name: "prefill says 400 and decode nothing", p: after(moment, say(400, `{"error":{"message":"m"}}`)), d: silent, ends: moment, status: 400, cause: "invalid_request", held: "d"},
 	}
 }

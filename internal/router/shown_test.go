@@ -35,7 +35,9 @@ func pinging(parts ...any) script {
 func shownFaults() []shownFault {
 	limit := 700 * time.Millisecond
 	moment := 20 * time.Millisecond // the other leg has arrived
-	refuse := func(status int) script { return after(moment, say(status, `{"error":{"message":"full"}}`, "Retry-After", "7")) }
+	refuse := func(status int) script {
+		return after(moment, say(status, `{"error":{"message":"full"}}`, "Retry-After", "7"))
+	}
 	return []shownFault{
 		{name: "decode hangs before its first byte", p: silent, d: silent, ends: 2 * time.Second, status: 504, cause: "deadline", held: "pd"},
 		{name: "decode hangs before its first token", p: okPrefill, d: sse(role, nil), ends: 2 * time.Second, cause: "deadline", begun: role, held: "d"},

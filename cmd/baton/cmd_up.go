@@ -29,6 +29,7 @@ type upFlags struct {
 	threads   int
 	extra     []string    // worker flags passed through
 	extraOf   [2][]string // the same for prefill and for decode workers only
+	ofRouter  []string    // the same for the router
 	oversub   bool
 	stuck     time.Duration
 	grace     time.Duration
@@ -70,6 +71,7 @@ func (u *upFlags) add(c *cobra.Command) {
 	f.StringArrayVar(&u.extra, "worker-flag", nil, "flag for every worker, for example --worker-flag=--max-queue=64 (repeat for more)")
 	f.StringArrayVar(&u.extraOf[0], "prefill-flag", nil, "flag for every prefill worker; wins over the common ones (repeat for more)")
 	f.StringArrayVar(&u.extraOf[1], "decode-flag", nil, "flag for every decode worker; wins over the common ones (repeat for more)")
+	f.StringArrayVar(&u.ofRouter, "router-flag", nil, "flag for the router, for example --router-flag=--access-log=FILE (repeat for more)")
 	f.DurationVar(&u.stuck, "stuck-after", 15*time.Second, "a process that does not answer for so long is killed and restarted")
 	f.DurationVar(&u.grace, "shutdown-grace", 10*time.Second, "time for running streams at the end")
 }
@@ -173,7 +175,7 @@ func (u *upFlags) plan(g *globals) (*up, error) {
 		probe = net.JoinHostPort("127.0.0.1", port)
 	}
 	p.router = probe
-	add("router", probe, routerArgs)
+	add("router", probe, append(routerArgs, u.ofRouter...))
 	return p, nil
 }
 
@@ -276,7 +278,7 @@ func (u *upFlags) supervise(ctx context.Context, p *up, pr *progress, log *slog.
 // describe prints where everything is and a line to try.
 func (p *up) describe(out io.Writer, u *upFlags) {
 	fmt.Fprintf(out, "\nBaton is serving at http://%s\n\n", p.router)
-	fmt.Fprintf(out, "  router     http://%s\n", p.router)
+	fmt.Fprintf(out, "  router     http://%s   (page: http://%s/ui)\n", p.router, p.router)
 	for _, a := range p.prefills {
 		fmt.Fprintf(out, "  prefill    http://%s\n", a)
 	}

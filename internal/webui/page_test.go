@@ -22,7 +22,17 @@ import (
 	"github.com/baton-pd/baton/internal/webui/browser"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if built != "" {
+			_ = os.RemoveAll(built) // in the temporary folder
+		}
+		os.Exit(code)
+	}))
+}
+
+// built is the folder of the binary that build has made.
+var built string
 
 // shots, if set, is a folder for pictures of the page.
 var shots = os.Getenv("BATON_SHOTS")
@@ -33,6 +43,7 @@ var build = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	path := filepath.Join(dir, "baton")
 	if msg, err := exec.Command("go", "build", "-o", path, "github.com/baton-pd/baton/cmd/baton").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build baton: %w: %s", err, msg)
@@ -58,7 +69,6 @@ func open(t *testing.T, router ...string) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(filepath.Dir(bin)) })
 	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(stop)
 	s, err := stack.Start(ctx, stack.Config{
@@ -144,12 +154,12 @@ func (x *site) shot(name string) {
 }
 
 // ask sends a chat to the router and returns what came.
-func (x *site) ask(words, tokens int, header ...string) (status int, body string, err error) {
+func (x *site) ask(ctx context.Context, words, tokens int, header ...string) (status int, body string, err error) {
 	raw, err := json.Marshal(map[string]any{"messages": []map[string]string{{"role": "user", "content": strings.Repeat("go ", words)}}, "max_tokens": tokens, "stream": true, "ignore_eos": true})
 	if err != nil {
 		return 0, "", err
 	}
-	req, err := http.NewRequestWithContext(x.ctx, http.MethodPost, x.s.Router.URL()+"/v1/chat/completions", bytes.NewReader(raw))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.s.Router.URL()+"/v1/chat/completions", bytes.NewReader(raw))
 	if err != nil {
 		return 0, "", err
 	}
@@ -174,16 +184,18 @@ func TestPageUnderTraffic(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 6 {
 		wg.Go(func() {
-			if status, body, err := x.ask(10+20*i, 20+10*i, "X-Request-Id", fmt.Sprint("fine-", i)); status != 200 || err != nil {
+			if status, body, err := x.ask(x.ctx, 10+20*i, 20+10*i, "X-Request-Id", fmt.Sprint("fine-", i)); status != 200 || err != nil {
 				t.Errorf("request %d: %d %s %v", i, status, body, err)
 			}
 		})
 	}
 	wg.Wait()
 	x.until("document.querySelectorAll('.req .chip.ok').length === 6")
+	ctx, leave := context.WithCancel(x.ctx) // what follows goes on for longer than anybody looks
+	defer leave()
 	for range 2 { // one to each decode worker, of which one is killed
 		wg.Go(func() {
-			_, _, _ = x.ask(60, 400, "X-Request-Id", "long") // one of them breaks
+			_, _, _ = x.ask(ctx, 60, 2000, "X-Request-Id", "long") // one breaks, the other is left
 		})
 	}
 	x.until("[...document.querySelectorAll('.req .chip.warn')].filter((e) => e.textContent === 'streaming').length === 2")
@@ -191,7 +203,7 @@ func TestPageUnderTraffic(t *testing.T) {
 	x.s.Decodes[1].Kill()
 	x.until("document.querySelector('.req.failed .cause') && document.querySelector('.worker.out')")
 	for range 3 {
-		wg.Go(func() { _, _, _ = x.ask(120, 60, "X-Request-Id", "later") })
+		wg.Go(func() { _, _, _ = x.ask(ctx, 200, 2000, "X-Request-Id", "later") })
 	}
 	x.until("document.querySelectorAll('.rail i.open').length > 3")
 	x.shot("light-1280")
@@ -202,7 +214,9 @@ func TestPageUnderTraffic(t *testing.T) {
 	x.size(390, 2600, false)
 	x.shot("light-390")
 	x.size(1280, 900, false)
+	leave()
 	wg.Wait()
+	x.until("document.querySelectorAll('.rail i.open').length === 0 && [...document.querySelectorAll('.req .chip')].filter((e) => e.textContent === 'client gone').length === 4")
 	if c := x.text(".req.failed .cause"); !strings.Contains(c, "peer_lost") || !strings.Contains(c, "decode") || !strings.Contains(c, "streaming") {
 		t.Errorf("the failure is shown as %q", c)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/baton-pd/baton/internal/otel"
+	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/sched"
 )
 
@@ -43,7 +44,7 @@ func (s *server) trace(w *response, r *http.Request, rt route) {
 	}
 	if c := w.cause; c != nil {
 		root.Set(otel.String(otel.Side, c.Side.String()), otel.String(otel.Phase, c.Phase))
-		if w.status/100 == 4 {
+		if w.status/100 == 4 && c.Code != room.CodeAborted && c.Code != room.CodeClientGone { // the client's fault is no error here
 			root.Set(otel.String(otel.Cause, string(c.Code)))
 		} else {
 			root.Fail(string(c.Code), c.Error())

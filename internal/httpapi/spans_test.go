@@ -66,9 +66,10 @@ func TestSpansOfFailures(t *testing.T) {
 		cause  string
 		failed bool
 	}{
-		"refused by the scheduler": {failing(lost), `{"prompt":"x"}`, "peer_lost", true},
-		"in mid-stream":            {always(text(0, "a"), step{err: lost}), `{"prompt":"x","stream":true}`, "peer_lost", true},
-		"the client's fault":       {failing(lost), `{"prompt":7.5}`, "invalid_request", false},
+		"refused by the scheduler":  {failing(lost), `{"prompt":"x"}`, "peer_lost", true},
+		"in mid-stream":             {always(text(0, "a"), step{err: lost}), `{"prompt":"x","stream":true}`, "peer_lost", true},
+		"aborted before its answer": {failing(&room.Cause{Code: room.CodeAborted, Side: room.SideReceiver}), `{"prompt":"x"}`, "aborted", true},
+		"the client's fault":        {failing(lost), `{"prompt":7.5}`, "invalid_request", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, on := tracing(t)

@@ -28,6 +28,8 @@
 //     prefill legs (prefillwatch.go).
 //   - thread: what a client has of a stream, so that another pair can go on with it (resume.go).
 //   - record: what happened to each request, for the access log and the page (recorded.go; package record).
+//   - gate: who may come in, what of its header goes on, and how long it may take to read its answer (gate.go, package edge); readiness: whether
+//     there is a pair that could serve (readiness.go).
 //   - release: the background group that tells workers of ended attempts (release.go).
 //
 // # Ownership and concurrency

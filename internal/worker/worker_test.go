@@ -189,7 +189,7 @@ func (p *pair) answers(t *testing.T) {
 func (p *pair) idle(t *testing.T) {
 	t.Helper()
 	http.DefaultClient.CloseIdleConnections()
-	ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), 15*time.Second)
 	defer stop()
 	if err := p.decode.Registry.Drain(ctx); err != nil {
 		t.Error(err)
@@ -198,6 +198,13 @@ func (p *pair) idle(t *testing.T) {
 		t.Error(err)
 	}
 	for _, w := range []*worker.Worker{p.prefill, p.decode} {
+		// The pages of a room that is gone return a moment later, on the hub's goroutine.
+		for freed := w.Pool.Freed(); !w.Pool.Stats().Idle() && ctx.Err() == nil; freed = w.Pool.Freed() {
+			select {
+			case <-freed:
+			case <-ctx.Done():
+			}
+		}
 		if s := w.Pool.Stats(); !s.Idle() || s.PoisonHits != 0 || s.Misuses != 0 {
 			t.Errorf("pool is not idle: %+v", s)
 		}

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	readSize     = 8 << 10   // bytes a read of a stream
+	readSize     = 4 << 10   // bytes a read of a stream: thousands may be open
 	keepBuffer   = 256 << 10 // larger buffers are not kept for reuse
 	maxErrorBody = 1 << 20   // bytes of an error answer that are looked at
 	// errorGrace is how long the body of an error answer is waited for; its status is enough.

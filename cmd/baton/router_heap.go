@@ -8,9 +8,9 @@ import (
 
 const (
 	// heapFloorBytes is added to what the collector takes for the router's live heap.
-	heapFloorBytes = 96 << 20
+	heapFloorBytes = 128 << 20
 	// heapPercent is how much the heap may grow until the next collection, of live heap and floor together.
-	heapPercent = 30
+	heapPercent = 20
 )
 
 // heapFloor keeps a small heap from being collected all the time: a router makes much garbage and holds little, so without it a fifth of its

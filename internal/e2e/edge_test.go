@@ -40,7 +40,6 @@ func begun(t *testing.T, s *stack.Stack, seed, max int, header ...string) <-chan
 func TestRouterShutdown(t *testing.T) {
 	s, m := startSim(t, simSetup{transport: "tcp", model: "seed=3", cost: "step=20ms", router: []string{"--shutdown-grace", "4s"}})
 	usable(t, s)
-	base := takeBaseline(t, s)
 	short, long := begun(t, s, 1, 30), begun(t, s, 2, 1000)
 	if err := s.Router.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -68,11 +67,15 @@ func TestRouterShutdown(t *testing.T) {
 	if err := s.Router.Err(); err != nil {
 		t.Errorf("the router's end: %v\n%s", err, s.Router.Output())
 	}
-	if err := s.Router.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	usable(t, s)
-	base.check(t)
+	eventually(t, settleTime, func(ctx context.Context) error {
+		p, d, err := both(ctx, s)
+		if err == nil {
+			if busy := nothing(p, d); busy != "" {
+				err = errors.New(busy)
+			}
+		}
+		return err
+	})
 }
 
 // TestReadinessOfStoppedWorkers: the kernel of a stopped process still takes connections, so that only its silence tells.

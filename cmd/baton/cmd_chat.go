@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// chatKeyEnv names the variable with the API key: a flag's value could be read by every user of the machine.
+const chatKeyEnv = "BATON_API_KEY"
+
 // chatOptions of `baton chat`.
 type chatOptions struct {
 	url, model, system string
@@ -29,7 +33,9 @@ func newChat() *cobra.Command {
 		Use:   "chat [message]",
 		Short: "Talk to an endpoint from the terminal",
 		Long: `Talks to an OpenAI-compatible endpoint. With a message: prints one answer and
-ends. Without: a conversation; an empty line or Ctrl-D ends it, Ctrl-C stops an answer.`,
+ends. Without: a conversation; an empty line or Ctrl-D ends it, Ctrl-C stops an answer.
+The API key for a router that wants one is taken from BATON_API_KEY in the environment.`,
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), strings.Join(args, " "))
 		},
@@ -44,7 +50,7 @@ ends. Without: a conversation; an empty line or Ctrl-D ends it, Ctrl-C stops an 
 }
 
 func (o *chatOptions) run(ctx context.Context, in io.Reader, out io.Writer, once string) error {
-	client := openai.NewClient(option.WithBaseURL(strings.TrimRight(o.url, "/")+"/v1"), option.WithAPIKey("none"), option.WithMaxRetries(0))
+	client := openai.NewClient(option.WithBaseURL(strings.TrimRight(o.url, "/")+"/v1"), option.WithAPIKey(cmp.Or(os.Getenv(chatKeyEnv), "none")), option.WithMaxRetries(0))
 	if o.model == "" {
 		short, stop := context.WithTimeout(ctx, 5*time.Second)
 		defer stop()

@@ -20,7 +20,7 @@ type nixlFlags struct {
 }
 
 func (n *nixlFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&n.lib, "nixl-lib", "", "libnixl_capi.so (default: $"+nixl.LibraryEnv+", what `baton setup --with nixl` fetched, or a site-packages directory)")
+	f.StringVar(&n.lib, "nixl-lib", "", "libnixl_capi.so (default: $"+nixl.LibraryEnv+", what 'baton setup --with nixl' fetched, or a site-packages directory)")
 	f.StringVar(&n.backend, "nixl-backend", "UCX", "NIXL backend")
 	f.StringVar(&n.tls, "nixl-tls", "", "UCX_TLS for NIXL: which of UCX's transports it may use (default: $UCX_TLS, or "+nixl.DefaultTLS+"; see docs/nixl.md)")
 	f.StringVar(&n.devices, "nixl-devices", "", "UCX_NET_DEVICES for NIXL, for example mlx5_0:1 or eth0")

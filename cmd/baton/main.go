@@ -76,24 +76,28 @@ Exit status: 0 success, 1 failure, 2 wrong usage.`,
 	return root
 }
 
-// strict makes wrong arguments usage errors, as wrong flags are, in c and its subcommands. No command
-// takes arguments; one that has only subcommands shows its help.
+// strict makes wrong arguments usage errors, as wrong flags are, in c and its subcommands. A command that
+// takes arguments says so in Args; one that has only subcommands shows its help.
 func strict(c *cobra.Command) {
-	c.Args = func(c *cobra.Command, args []string) error {
-		switch {
-		case len(args) == 0:
-			return nil
-		case c.HasSubCommands():
-			return usagef("%s has no command %q; see `%s --help`", c.CommandPath(), args[0], c.CommandPath())
-		default:
-			return usagef("%s takes no arguments, but got %q; see `%s --help`", c.CommandPath(), args[0], c.CommandPath())
-		}
+	if c.Args == nil {
+		c.Args = noArgs
 	}
 	if !c.Runnable() {
 		c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	}
 	for _, sub := range c.Commands() {
 		strict(sub)
+	}
+}
+
+func noArgs(c *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case c.HasSubCommands():
+		return usagef("%s has no command %q; see `%s --help`", c.CommandPath(), args[0], c.CommandPath())
+	default:
+		return usagef("%s takes no arguments, but got %q; see `%s --help`", c.CommandPath(), args[0], c.CommandPath())
 	}
 }
 

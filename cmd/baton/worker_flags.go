@@ -44,10 +44,10 @@ type engineFlags struct {
 
 func (e *engineFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&e.kind, "engine", "llamacpp", "llamacpp, or sim (deterministic test engine)")
-	f.StringVar(&e.model, "model", "", "GGUF file (default: the model that `baton setup` fetched)")
+	f.StringVar(&e.model, "model", "", "GGUF file (default: the model that 'baton setup' fetched)")
 	f.StringVar(&e.name, "served-model-name", "", "name in the API (default: from the model file)")
-	f.StringVar(&e.libDir, "lib-dir", "", "directory of libllama.so (default: what `baton setup` fetched)")
-	f.StringVar(&e.cacheDir, "cache-dir", "", "where `baton setup` put things (default: $BATON_CACHE or the user's cache directory)")
+	f.StringVar(&e.libDir, "lib-dir", "", "directory of libllama.so (default: what 'baton setup' fetched)")
+	f.StringVar(&e.cacheDir, "cache-dir", "", "where 'baton setup' put things (default: $BATON_CACHE or the user's cache directory)")
 	f.IntVar(&e.contextLen, "ctx", 0, "tokens of one request at most, prompt and answer (default: the model's, 4096 at most)")
 	f.IntVar(&e.kvCells, "kv-cells", 0, "tokens of all running requests together (default: 4 times --ctx)")
 	f.IntVar(&e.chunk, "chunk", 128, "prompt tokens a chunk; must be equal on both sides")

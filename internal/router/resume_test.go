@@ -385,22 +385,30 @@ func TestResumeGenerateLogprobs(t *testing.T) {
 		w.Header().Set(openai.HeaderTokens, "1")
 		sse(event("5", "[-0.1,5,null]"), event("5,6", "[-0.1,5,null],[-0.25,6,null]"), errReset)(w, r, l)
 	}
+	var told chan string // what the prefill worker is told of the tokens; without it the answer would not wait for that leg
+	prefill := func(w http.ResponseWriter, r *http.Request, l *leg1) {
+		if f := l.fields[openai.FieldResume]; f != nil {
+			told <- string(f)
+		}
+		okPrefill(w, r, l)
+	}
 	rest := func(w http.ResponseWriter, r *http.Request, l *leg1) {
+		told <- <-told
 		w.Header().Set(openai.HeaderTokens, "1")
 		w.Header().Set(openai.HeaderResumed, "2")
 		sse(`data: {"text":"xyz","output_ids":[5,6,7],"meta_info":{"id":"r7","finish_reason":{"type":"length"}}}`+"\n\n", done)(w, r, l)
 	}
-	inBubble(t, resumeConfig, []script{okPrefill}, []script{first, rest}, func(t *testing.T, b *bed, p, d []*fake) {
+	inBubble(t, resumeConfig, []script{prefill}, []script{first, rest}, func(t *testing.T, b *bed, p, d []*fake) {
+		told = make(chan string, 1)
 		if g := b.post(t.Context(), "/generate", `{"text":"a","stream":true,"return_logprob":true,"baton_resume":{"tokens":[1]}}`); g.err != nil || !strings.HasSuffix(g.body, done) || strings.Contains(g.body, "baton") {
 			t.Fatalf("%+v", g)
 		}
 		if f := d[0].leg(0).fields[openai.FieldResume]; f != nil {
 			t.Errorf("the client's own field went to a worker: %s", f)
 		}
-		synctest.Wait() // the fake decode worker does not need its prefill worker
 		want := `{"tokens":[5,6],"id":"r7","elapsed_ms":0,"logprobs":[[-0.1,5,null],[-0.25,6,null]],"top":[[-0.1,5,null],[-0.25,6,null]]}`
-		if got := string(d[1].leg(0).fields[openai.FieldResume]); got != want || string(p[0].leg(1).fields[openai.FieldResume]) != want {
-			t.Errorf("got  %s\nwant %s", got, want)
+		if got, pre := string(d[1].leg(0).fields[openai.FieldResume]), <-told; got != want || pre != want {
+			t.Errorf("decode got  %s\nprefill got %s\nwant        %s", got, pre, want)
 		}
 	})
 }

@@ -136,7 +136,16 @@ func TestTraceOfARequest(t *testing.T) {
 
 // A trace that its parent does not record is not recorded here, and goes on so.
 func TestTraceNotSampled(t *testing.T) {
-	tr, p, _ := startTraced(t, Config{}, []script{okPrefill}, []script{okStream})
+	arrived := make(chan struct{}, 2) // legs at the prefill worker: the answer waits for its own, so they come in order
+	prefill := func(w http.ResponseWriter, r *http.Request, l *leg1) {
+		arrived <- struct{}{}
+		okPrefill(w, r, l)
+	}
+	decode := func(w http.ResponseWriter, r *http.Request, l *leg1) {
+		<-arrived
+		okStream(w, r, l)
+	}
+	tr, p, _ := startTraced(t, Config{}, []script{prefill}, []script{decode})
 	postTCP(t, tr.url, "Traceparent", "00-"+clientsTrace+"-"+clientsSpan+"-00").ok(t, role+token+last+done)
 	postTCP(t, tr.url, "Traceparent", "00-nonsense").ok(t, role+token+last+done)
 	for _, s := range tr.trace(t, 5) {

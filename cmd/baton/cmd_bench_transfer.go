@@ -40,7 +40,7 @@ func newBenchTransfer() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringSliceVar(&b.transports, "transports", []string{"tcp", "shm", "memcpy"}, "what to measure, in turn: tcp, shm, nixl, nixl-tcp (UCX_TLS=tcp), memcpy (one thread in one process)")
-	f.IntSliceVar(&b.work.Blocks, "blocks", []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20}, "block sizes in bytes")
+	f.IntSliceVar(&b.work.Blocks, "blocks", []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}, "block sizes in bytes")
 	f.IntVar(&b.work.Rooms, "rooms", 1, "rooms at a time")
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
 	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size")

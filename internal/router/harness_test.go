@@ -524,28 +524,34 @@ func say(status int, body string, header ...string) script {
 // silent never answers.
 func silent(_ http.ResponseWriter, r *http.Request, _ *leg1) { <-r.Context().Done() }
 
-// sse streams parts. A duration waits, a nil waits for ever, errReset breaks the connection.
+// sse streams parts, see writeParts.
 func sse(parts ...any) script {
 	return func(w http.ResponseWriter, r *http.Request, _ *leg1) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.(http.Flusher).Flush()
-		for _, p := range parts {
-			switch p := p.(type) {
-			case string:
-				_, _ = io.WriteString(w, p)
-				w.(http.Flusher).Flush()
-			case time.Duration:
-				select {
-				case <-time.After(p):
-				case <-r.Context().Done():
-					return
-				}
-			case nil:
-				<-r.Context().Done()
+		writeParts(w, r, parts)
+	}
+}
+
+// writeParts writes an answer's parts: a duration waits, a nil waits until the leg is released, errReset breaks the
+// connection.
+func writeParts(w http.ResponseWriter, r *http.Request, parts []any) {
+	for _, p := range parts {
+		switch p := p.(type) {
+		case string:
+			_, _ = io.WriteString(w, p)
+			w.(http.Flusher).Flush()
+		case time.Duration:
+			select {
+			case <-time.After(p):
+			case <-r.Context().Done():
 				return
-			case error:
-				panic(http.ErrAbortHandler)
 			}
+		case nil:
+			<-r.Context().Done()
+			return
+		case error:
+			panic(http.ErrAbortHandler)
 		}
 	}
 }

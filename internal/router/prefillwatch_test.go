@@ -1,7 +1,6 @@
 package router
 
 import (
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -11,24 +10,9 @@ import (
 
 // drip answers with JSON in pieces.
 func drip(parts ...any) script {
-	return func(w http.ResponseWriter, r *http.Request, l *leg1) {
+	return func(w http.ResponseWriter, r *http.Request, _ *leg1) {
 		w.Header().Set("Content-Type", "application/json")
-		for _, p := range parts {
-			switch p := p.(type) {
-			case string:
-				_, _ = io.WriteString(w, p)
-				w.(http.Flusher).Flush()
-			case time.Duration:
-				select {
-				case <-time.After(p):
-				case <-r.Context().Done():
-					return
-				}
-			case nil:
-				<-r.Context().Done()
-				return
-			}
-		}
+		writeParts(w, r, parts)
 	}
 }
 

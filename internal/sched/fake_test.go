@@ -27,7 +27,6 @@ type fakeHubs struct {
 	sent     []room.Key // order of Send
 	waitings int        // Buffer calls that had to wait
 	parted   []fakePart // every SendPart
-	parts    []fakePart // in order of SendPart
 }
 
 func newFakeHubs() *fakeHubs {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/xml"
 	"io"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -171,5 +172,12 @@ func TestRatios(t *testing.T) {
 	want := Ratio{"tcp", 4096, 2, 0.25, "nixl tcp sleep", "nixl tcp spin"}
 	if len(got) != 1 || got[0] != want {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+	var text bytes.Buffer
+	if err := RatioTable(&text, []Ratio{want, {"shm", 4096, 0.5, 0, "memcpy", ""}}); err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`(?m)^tcp +4 KiB +2\.00 +nixl tcp sleep +0\.25 +nixl tcp spin\nshm +4 KiB +0\.50 +memcpy *$`).MatchString(text.String()) {
+		t.Errorf("the table is\n%s", text.String())
 	}
 }

@@ -33,7 +33,11 @@ func RatioTable(w io.Writer, ratios []Ratio) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "transport\tblock\tGB/s ratio\tof the best peer\tp50 ratio\tof the best peer")
 	for _, r := range ratios {
-		fmt.Fprintf(t, "%s\t%s\t%.2f\t%s\t%.2f\t%s\n", r.Transport, bytesText(r.BlockBytes), r.Rate, r.RateRival, r.Latency, r.LatencyRival)
+		latency := "" // memcpy has none
+		if r.LatencyRival != "" {
+			latency = fmt.Sprintf("%.2f", r.Latency)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%.2f\t%s\t%s\t%s\n", r.Transport, bytesText(r.BlockBytes), r.Rate, r.RateRival, latency, r.LatencyRival)
 	}
 	return t.Flush()
 }

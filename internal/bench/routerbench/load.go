@@ -27,7 +27,6 @@ type load struct {
 	delays       []int64 // ns, of tokens
 	gaps         []int64 // ns, by which a gap between tokens has changed on the way
 	open         int     // streams whose first event has come
-	err          error
 }
 
 // asker is a connection's request under way.

@@ -181,27 +181,24 @@ func (p *Push) serve(ctx context.Context) error {
 	return err
 }
 
-// listen notices the end of the connection and pings.
+// listen answers pings, inside next, until the connection ends. A message is an error: PULL sockets send none.
 func (p *Push) listen(r *reader, pongs chan<- []byte) {
-	for {
-		_, err := r.next(func(cmd []byte) error {
-			if b, ok := pong(cmd); ok {
-				select {
-				case pongs <- b:
-				default:
-				}
+	_, err := r.next(func(cmd []byte) error {
+		if b, ok := pong(cmd); ok {
+			select {
+			case pongs <- b:
+			default:
 			}
-			return nil
-		})
-		switch {
-		case err == nil:
-			err = fmt.Errorf("%w: a PULL socket sent a message", ErrProtocol)
-		case errors.Is(err, io.EOF):
-			err = errors.New("closed by the other side")
 		}
-		p.fail(fmt.Errorf("zmtp: connection to %s: %w", p.addr, err))
-		return
+		return nil
+	})
+	switch {
+	case err == nil:
+		err = fmt.Errorf("%w: a PULL socket sent a message", ErrProtocol)
+	case errors.Is(err, io.EOF):
+		err = errors.New("closed by the other side")
 	}
+	p.fail(fmt.Errorf("zmtp: connection to %s: %w", p.addr, err))
 }
 
 func (p *Push) send(c net.Conn, pongs <-chan []byte) error {

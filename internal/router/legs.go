@@ -318,6 +318,9 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response) *failure {
 			return l.lost(rerr)
 		default:
 			if f, end := l.streamEnd(s, e, ferr, rerr == io.EOF); end {
+				if f == nil { // whole, and without its last line, which clients wait for
+					return a.endStream(cl, resp)
+				}
 				return f
 			}
 		}
@@ -332,10 +335,18 @@ func (a *attempt) finishFor(cl *client, resp *http.Response) *failure {
 		l.w.probeNow()
 	}
 	a.r.release(a)
+	if f := a.endStream(cl, resp); f != nil {
+		return f
+	}
+	l.enter(legDone)
+	return nil
+}
+
+// endStream writes a stream's last line in its worker's place.
+func (a *attempt) endStream(cl *client, resp *http.Response) *failure {
 	if err := cl.events(resp.Header, resp.StatusCode, []byte("data: "+openai.DoneData+"\n\n")); err != nil {
 		return cl.lost(a.c, err)
 	}
-	l.enter(legDone)
 	return nil
 }
 

@@ -58,6 +58,26 @@ func anchors(text string) map[string]bool {
 	return out
 }
 
+// The page on the architecture tells what each folder is for.
+func TestArchitectureNamesEveryFolder(t *testing.T) {
+	_, list, _ := strings.Cut(pages(t)["docs/architecture.md"], "\n## Folders\n")
+	seen := map[string]bool{}
+	for _, s := range sources(t) {
+		if seen[s.dir] || !strings.HasPrefix(s.dir, "internal/") {
+			continue
+		}
+		seen[s.dir] = true
+		top := strings.Join(strings.Split(s.dir, "/")[:2], "/")
+		word := regexp.MustCompile(`\b` + regexp.QuoteMeta(path.Base(s.dir)) + `\b`)
+		if !strings.Contains(list, top+"/") || !word.MatchString(list) {
+			t.Errorf("docs/architecture.md, Folders, does not name %s", s.dir)
+		}
+	}
+	if len(seen) < 40 {
+		t.Errorf("only %d folders looked for", len(seen))
+	}
+}
+
 func TestLinksResolve(t *testing.T) {
 	docs, files := pages(t), all(t)
 	exists := func(p string) bool {

@@ -1,6 +1,6 @@
 // Package router is the edge of a Baton fleet: it gives each request a room, sends it to a
-// prefill and a decode worker at once, and forwards the decode worker's answer. It
-// drives Baton's workers and SGLang's alike.
+// prefill and a decode worker, and forwards the decode worker's answer. It
+// drives the workers of Baton, SGLang and vLLM, and servers that do both halves themselves.
 //
 // # The promise
 //

@@ -123,8 +123,9 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 	a.prefill.a, a.prefill.w = a, p
 	a.decode.a, a.decode.w = a, d
 	a.rid, a.names = c.rid, c.names
-	if n > 0 || p == noWorker {
+	if n > 0 || p == noWorker || d.is().kind == KindSGLang {
 		// An abort of the attempt before may still be on its way to a worker that both use; and without a room the name alone says who is meant.
+		// SGLang takes it for a prefix: the client's could end requests of others.
 		fresh := newRID()
 		a.rid, a.names = quoted(fresh), []string{fresh}
 	}

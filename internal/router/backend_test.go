@@ -1,6 +1,7 @@
 package router
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -235,6 +236,38 @@ func TestMixedFleet(t *testing.T) {
 		for range 10 {
 			b.chat().ok(t, chatAnswer)
 		}
+	})
+}
+
+// SGLang ends every request whose rid begins with the one that an abort names, so its workers never see a client's own.
+func TestSGLangRID(t *testing.T) {
+	inBubble(t, Config{}, []script{okPrefill}, []script{silent}, func(t *testing.T, b *bed, p, d []*fake) {
+		p[0].says(isSGLang)
+		d[0].says(isSGLang)
+		b.restarted(p[0], d[0])
+		ctx, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		b.post(ctx, "/v1/completions", `{"rid":["a","b"],"prompt":["x","y"]}`)
+		synctest.Wait()
+		<-time.After(100 * time.Millisecond)
+		for _, w := range []*fake{p[0], d[0]} {
+			l := w.leg(0)
+			if len(l.rid()) != 32 {
+				t.Errorf("%s was sent rid %s", w.addr, l.fields["rid"])
+			}
+			w.mu.Lock()
+			if n := len(w.aborts); w == d[0] && (n != 1 || w.aborts[l.rid()+" "+l.room()].IsZero()) {
+				t.Errorf("aborts %v, want one of %s in room %s", w.aborts, l.rid(), l.room())
+			}
+			w.mu.Unlock()
+		}
+		ended := make(chan got, 1)
+		go func() {
+			ended <- b.post(t.Context(), "/v1/chat/completions", strings.Replace(chatBody, "{", `{"rid":"mine",`, 1))
+		}()
+		synctest.Wait()
+		b.post(t.Context(), "/abort_request", `{"rid":"mine"}`).ok(t, "{\"aborted\":1}\n")
+		(<-ended).fails(t, 499, "aborted")
 	})
 }
 

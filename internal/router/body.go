@@ -99,6 +99,9 @@ func (p *parsed) readRID(raw json.RawMessage) *openai.Error {
 		if isNull(one) || json.Unmarshal(one, &name) != nil {
 			return invalidValue("rid", "rid must be a string or a list of strings")
 		}
+		if !openai.ValidRID(name) { // it goes into headers, and nobody could abort it
+			return invalidValue("rid", "rid must have 1 to %d visible ASCII characters", openai.MaxRIDBytes)
+		}
 		p.names = append(p.names, name)
 	}
 	if len(p.names) > 0 { // an empty list names nothing

@@ -266,5 +266,13 @@ func TestRequestIDEverywhere(t *testing.T) {
 		if l := d[0].leg(-1); made != l.rid() {
 			t.Errorf("the made id is %q, the rid %q", made, l.rid())
 		}
+		d[0].set(okAnswer)
+		for rid, kept := range map[string]bool{"mine-1": true, `a\"b`: false} { // a rid may be what an id may not
+			g := b.post(t.Context(), "/v1/chat/completions", strings.Replace(chatBody, "{", `{"rid":"`+rid+`",`, 1))
+			g.ok(t, chatAnswer)
+			if got := g.header.Get(edge.HeaderRequestID); (got == rid) != kept || !edge.SaneID(got) {
+				t.Errorf("rid %s: id %q", rid, got)
+			}
+		}
 	})
 }

@@ -90,7 +90,9 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	}
 	id := req.Header.Get(edge.HeaderRequestID)
 	if id == "" {
-		id = c.names[0]
+		if id = c.names[0]; !edge.SaneID(id) {
+			id = cl.w.Header().Get(edge.HeaderRequestID) // the made one
+		}
 	}
 	cl.w.Header().Set(edge.HeaderRequestID, id)
 	c.rec.Named(id)

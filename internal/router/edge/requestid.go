@@ -17,7 +17,7 @@ const maxRequestID = 128
 func RequestIDs(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		id := req.Header.Get(HeaderRequestID)
-		if !saneID(id) || len(req.Header[HeaderRequestID]) > 1 {
+		if !SaneID(id) || len(req.Header[HeaderRequestID]) > 1 {
 			req.Header.Del(HeaderRequestID)
 			id = newID()
 		}
@@ -26,8 +26,8 @@ func RequestIDs(next http.Handler) http.Handler {
 	})
 }
 
-// saneID: visible ASCII, none of which needs quoting in JSON or a log line.
-func saneID(id string) bool {
+// SaneID reports whether a request may be known by id: at most 128 characters of visible ASCII, none of which needs quoting in JSON or a log line.
+func SaneID(id string) bool {
 	if id == "" || len(id) > maxRequestID {
 		return false
 	}

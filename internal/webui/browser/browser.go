@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -246,10 +247,22 @@ func (b *Browser) Eval(ctx context.Context, expression string, result any) error
 	return json.Unmarshal(r.Result.Value, result)
 }
 
-// Until waits until a condition holds in the page.
+// reloads is how often a page may go to another one, or load itself again, under one wait.
+const reloads = 5
+
+// navigated: the page that was asked has made way for the next one.
+func navigated(err error) bool {
+	return strings.Contains(err.Error(), "navigated") || strings.Contains(err.Error(), "context was destroyed") || strings.Contains(err.Error(), "Cannot find context")
+}
+
+// Until waits until a condition holds in the page, or in the one that takes its place meanwhile.
 func (b *Browser) Until(ctx context.Context, condition string) error {
 	wait := "new Promise((done) => { const look = () => { let ok = false; try { ok = (" + condition + "); } catch (e) {} if (ok) done(true); else setTimeout(look, 20); }; look(); })"
-	if err := b.Eval(ctx, wait, nil); err != nil {
+	err := b.Eval(ctx, wait, nil)
+	for again := 0; err != nil && navigated(err) && again < reloads; again++ {
+		err = b.Eval(ctx, wait, nil)
+	}
+	if err != nil {
 		var text string
 		short, stop := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 		defer stop()

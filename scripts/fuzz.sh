@@ -40,6 +40,12 @@ while read -r dir target; do
     echo "ok   $dir $target: $(grep -o 'execs: [0-9]*' "$work/log" | tail -1)"
     continue
   fi
+  # The engine may take the end of its own time for a failure (golang/go#75804, mended in 1.27): nothing but that was said, and no
+  # input was found to blame.
+  if ! grep -q 'testdata/fuzz/' "$work/log" && [ "$(grep -v '^fuzz: elapsed' "$work/log" | sed 's/ (.*//' | tr -s ' \n' ' ')" = "--- FAIL: $target context deadline exceeded FAIL " ]; then
+    echo "ok   $dir $target: $(grep -o 'execs: [0-9]*' "$work/log" | tail -1), ended by its own deadline"
+    continue
+  fi
   status=1
   echo "FAIL $dir $target"
   cat "$work/log"

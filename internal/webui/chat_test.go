@@ -20,7 +20,8 @@ import (
 	"github.com/baton-pd/baton/internal/webui/browser"
 )
 
-const hostile = `<img src=x onerror="window.pwned=1"></div><script>window.pwned=1</script>`
+// Without spaces: it serves as a rid, too.
+const hostile = `<img/src=x/onerror="window.pwned=1"></div><script>window.pwned=1</script>`
 
 // model is a plain server whose answers are what the question says: "hang" never ends, anything else is answered with hostile text.
 func model(t *testing.T, left chan<- struct{}) *httptest.Server {

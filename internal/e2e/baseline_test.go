@@ -126,3 +126,16 @@ func poll(ctx context.Context, limit time.Duration, check func(context.Context) 
 		}
 	}
 }
+
+// TestFootprintLeavesOutConnections: what a router holds is not less, and not more, for the connections that it keeps after a burst.
+func TestFootprintLeavesOutConnections(t *testing.T) {
+	t.Parallel()
+	s, m := startSim(t, simSetup{transport: "tcp", model: "seed=3"})
+	usable(t, s)
+	before := takeBaseline(t, s)
+	serves(t, s, m, 1, 16, 20, 4)
+	after := takeBaseline(t, s)
+	if a, b := after.at[s.Router], before.at[s.Router]; !a.Within(b) || !b.Within(a) {
+		t.Errorf("the router holds %v, before its requests it held %v", a, b)
+	}
+}

@@ -82,6 +82,7 @@ type workerCollector struct{ r *Router }
 
 var (
 	descInflight = prometheus.NewDesc("baton_router_worker_inflight", "Legs at a worker that have not ended.", []string{"leg", "worker"}, nil)
+	descIdle     = prometheus.NewDesc("baton_router_worker_idle_connections", "Connections kept open to a worker for its next legs.", []string{"leg", "worker"}, nil)
 	descUp       = prometheus.NewDesc("baton_router_worker_up", "1 if the last health probe succeeded and nothing contradicted it since.", []string{"leg", "worker"}, nil)
 )
 
@@ -90,6 +91,7 @@ var descPrefix = prometheus.NewDesc("baton_router_prefix_tree_bytes", "Memory of
 // Describe implements prometheus.Collector.
 func (c *workerCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descInflight
+	ch <- descIdle
 	ch <- descUp
 	ch <- descPrefix
 }
@@ -105,6 +107,7 @@ func (c *workerCollector) Collect(ch chan<- prometheus.Metric) {
 			up = 1
 		}
 		ch <- prometheus.MustNewConstMetric(descInflight, prometheus.GaugeValue, float64(w.inflight.Load()), w.side.String(), w.name)
+		ch <- prometheus.MustNewConstMetric(descIdle, prometheus.GaugeValue, float64(w.wire.Idle()), w.side.String(), w.name)
 		ch <- prometheus.MustNewConstMetric(descUp, prometheus.GaugeValue, up, w.side.String(), w.name)
 	}
 }

@@ -37,10 +37,15 @@ func (f Footprint) Within(base Footprint) bool {
 
 // Footprint measures p.
 func (p *Process) Footprint(ctx context.Context) (Footprint, error) {
-	goroutines, err := p.Metric(ctx, "go_goroutines")
+	metrics, err := p.Metrics(ctx)
 	if err != nil {
 		return Footprint{}, err
 	}
+	goroutines, found := metrics.Sum("go_goroutines")
+	if !found {
+		return Footprint{}, fmt.Errorf("%s exposes no metric go_goroutines", p.Name)
+	}
+	bare, _ := metrics.Sum("baton_router_worker_idle_connections")
 	ports := map[int]bool{}
 	for _, q := range p.s.All() {
 		ports[portNumber(q.HTTP)] = true
@@ -56,8 +61,8 @@ func (p *Process) Footprint(ctx context.Context) (Footprint, error) {
 	if err != nil {
 		return Footprint{}, err
 	}
-	// A connection costs its server one goroutine and its client two.
-	return Footprint{Goroutines: int(goroutines) - in - 2*out, Files: files - in - out, Mappings: bytes.Count(maps, []byte("memfd:"))}, nil
+	// A connection costs its server one goroutine and its client two, but a router's idle ones for legs cost none.
+	return Footprint{Goroutines: int(goroutines) - in - 2*(out-int(bare)), Files: files - in - out, Mappings: bytes.Count(maps, []byte("memfd:"))}, nil
 }
 
 // portNumber is the port of host:port; 0 if it has none.

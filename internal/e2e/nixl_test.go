@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/baton-pd/baton/internal/engine"
 	"github.com/baton-pd/baton/internal/setup"
 	"github.com/baton-pd/baton/internal/stack"
 )
@@ -43,6 +45,33 @@ func helpers(p *stack.Process) (pids []int) {
 		}
 	}
 	return pids
+}
+
+// TestNIXLModel: over NIXL too, the real model's greedy answers are those of one process to the last bit, at prompts of all the
+// lengths around a chunk's (TestEquality has the other transports, and more).
+func TestNIXLModel(t *testing.T) {
+	needModel(t)
+	needNIXL(t)
+	var prompts [][]engine.Token
+	var all []int
+	sent := 0.0
+	for _, p := range equalityPrompts() {
+		if slices.Contains(chunkEdges, len(p)) && len(p) < 300 {
+			all = append(all, len(prompts))
+			prompts = append(prompts, p)
+			sent += float64(len(p)-1) * kvBytesPerToken
+		}
+	}
+	const max = 4
+	args := []string{"--threads", "1"}
+	alone := start(t, stack.Config{Monolithic: true, Decode: 1, Args: args})
+	ref := startReference(t, alone.URL(), prompts, all, max)
+	s := start(t, stack.Config{Prefill: 1, Decode: 1, Args: append(args, "--transport", "nixl")})
+	round{transport: "nixl", concurrency: 2, prompts: all}.run(t, s.URL(), prompts, ref, max)
+	waitIdle(t, s, settleTime)
+	if got, err := metric(t.Context(), s.Prefills[0], "baton_kv_transfer_bytes_total"); err != nil || got < sent {
+		t.Errorf("%v bytes were sent (%v), want at least %v: answers did not come from handed-over KV", got, err, sent)
+	}
 }
 
 // TestNIXL serves over the real NIXL library: right answers; a helper that is killed or stopped

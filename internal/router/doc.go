@@ -16,18 +16,20 @@
 //
 //   - [Router] and its handler: routes, admission, the loop over attempts (router.go, serve.go).
 //   - call: one client's request; body editing that keeps unknown fields byte for byte (call.go, body.go).
-//   - attempt: one pair of legs and the first cause that ends them (attempt.go, legs.go, failure.go).
+//   - attempt: one pair of legs and the first cause that ends them (attempt.go, legs.go, failure.go; package wire carries legs).
 //   - stream: an incremental reader of server-sent events that knows whether the answer
-//     was finished, and never lets half an event through (sse.go, verdict.go).
+//     was finished, and never lets half an event through (sse.go, verdict.go); answers are read without building them in memory (quick.go).
 //   - queue: who goes first when all places are taken, and what chooses the pair (queue.go, choose.go, load.go; packages
 //     admission and policy).
-//   - worker: where a worker is, whether it can be used, and the probes that find out (worker.go).
+//   - worker: where a worker is, whether it can be used, and the probes that find out (worker.go); fleet: which workers
+//     there are, from sources and the API (fleet.go, fleet_api.go; package discovery).
 //   - backend: the kinds of servers, how they are told apart, and what each is sent (backend.go).
 //   - outlier: workers that fail requests although their probes succeed, refusals that only one worker makes, and requests
 //     that wait for a hung worker (outlier.go); stall: streams that fall silent (stall.go); prefillWatch: the same for
 //     prefill legs (prefillwatch.go).
 //   - thread: what a client has of a stream, so that another pair can go on with it (resume.go).
-//   - record: what happened to each request, for the access log and the page (recorded.go; package record).
+//   - record: what happened to each request, for the access log and the page (recorded.go, ui.go; packages record, accesslog and
+//     webui), metrics (metrics.go and *_metrics.go) and traces (spans.go; package otel).
 //   - gate: who may come in, what of its header goes on, and how long it may take to read its answer (gate.go, package edge); readiness: whether
 //     there is a pair that could serve (readiness.go).
 //   - release: the background group that tells workers of ended attempts (release.go).

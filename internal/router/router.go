@@ -111,7 +111,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 		rt: &http.Transport{
 			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,
 			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second,
-			// HTTP/1.1 only: a connection carries one leg, and closing it releases that one.
+			// HTTP/1.1 only, as for legs.
 			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10, TLSClientConfig: r.cfg.WorkerTLS.Clone(),
 		},
 		lost: r.abandon,

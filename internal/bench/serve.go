@@ -186,6 +186,9 @@ func Decode(ctx context.Context, targets []*Target, concurrency []int, tokens, r
 					return rows, fmt.Errorf("%s at concurrency %d: %w", t.Name, c, err)
 				}
 				tps, p50 := window(traces, tokens)
+				if tps == 0 {
+					return rows, fmt.Errorf("%s at concurrency %d: the first stream ended before all ran: %d tokens a stream are too few", t.Name, c, tokens)
+				}
 				rate[t.Name] = append(rate[t.Name], tps)
 				gap[t.Name] = append(gap[t.Name], p50)
 			}
@@ -216,7 +219,7 @@ func together(ctx context.Context, t *Target, c, tokens int, seed uint64) ([]Tra
 }
 
 // window is the rate of tokens while all streams run, each of which gave tokens of them in
-// perhaps fewer events, and the median gap between events.
+// perhaps fewer events, and the median gap between events. The rate is 0 if they never all ran.
 func window(traces []Trace, tokens int) (perSecond, gapP50 float64) {
 	var from, to time.Time
 	for _, t := range traces {

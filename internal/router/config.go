@@ -213,6 +213,9 @@ func (c Config) validate() error {
 	if c.DefaultTimeout > c.MaxTimeout {
 		return fmt.Errorf("router: the default deadline %v is larger than the largest, %v", c.DefaultTimeout, c.MaxTimeout)
 	}
+	if !isToken(c.SessionHeader) {
+		return fmt.Errorf("router: session header %q: not a header's name", c.SessionHeader)
+	}
 	if err := c.CORS.Validate(); err != nil {
 		return fmt.Errorf("router: %w", err)
 	}
@@ -220,6 +223,13 @@ func (c Config) validate() error {
 		return errors.New("router: a negative limit")
 	}
 	return nil
+}
+
+// isToken: s may name a header.
+func isToken(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return !(r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
+	})
 }
 
 // parse checks a backend and returns its base address and, for prefill, where its sessions are.

@@ -124,6 +124,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"policy":     func(c *Config) { c.Policy = "best" },
 		"duration":   func(c *Config) { c.DialTimeout = -1 },
 		"limit":      func(c *Config) { c.MaxBody = -1 },
+		"header":     func(c *Config) { c.SessionHeader = "X Session" },
 		"deadline":   func(c *Config) { c.DefaultTimeout, c.MaxTimeout = 2, 1 },
 		"address":    func(c *Config) { c.Decodes = []Backend{{URL: "b:1"}} },
 		"no host":    func(c *Config) { c.Decodes = []Backend{{URL: "http://"}} },

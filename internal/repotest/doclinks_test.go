@@ -60,8 +60,7 @@ func TestDocLinksResolve(t *testing.T) {
 
 // plainTexts are the parts of a comment that are no link and no code.
 func plainTexts(d *comment.Doc) (out []string) {
-	var inline func([]comment.Text)
-	inline = func(ts []comment.Text) {
+	inline := func(ts []comment.Text) {
 		for _, t := range ts {
 			switch t := t.(type) {
 			case comment.Plain:

@@ -219,7 +219,7 @@ func (l *link) start() error {
 	}}); err != nil {
 		return err
 	}
-	l.push = zmtp.Dial(Endpoint{IP: at.IP, Port: at.Port}.Addr(), zmtp.PushConfig{Down: func(err error) {
+	l.push = zmtp.Dial(Endpoint(at).Addr(), zmtp.PushConfig{Down: func(err error) {
 		l.fail(fmt.Errorf("the control connection to the prefill rank was lost: %w", err))
 	}})
 	return l.push.Send(l.registration().Encode())

@@ -126,6 +126,10 @@ func TestSVG(t *testing.T) {
 			t.Errorf("no %q in the picture", want)
 		}
 	}
+	points := regexp.MustCompile(`<circle cx="[0-9]+\.[0-9]" cy="[0-9]+\.[0-9]" `).FindAllString(b.String(), -1)
+	if len(points) != len(rows) || strings.Contains(b.String(), "%!") {
+		t.Errorf("the picture has %d points, want %d: %s", len(points), len(rows), b.String())
+	}
 	d := xml.NewDecoder(&b)
 	for {
 		if _, err := d.Token(); err == io.EOF {

@@ -63,7 +63,7 @@ func SVG(w io.Writer, rows []Row) error {
 		var path strings.Builder
 		for i, r := range ls {
 			fmt.Fprintf(&path, "%c%.1f %.1f", "ML"[min(i, 1)], x(r.BlockBytes), y(r.GBPerS))
-			fmt.Fprintf(&b, `<path d="M%.1f %.1fV%.1f" stroke="%s" stroke-opacity=".4"/><circle cx="%[1].1f" cy="%[5].1f" r="3" fill="%[4]s"/>`+"\n",
+			fmt.Fprintf(&b, `<path d="M%.1f %.1fV%.1f" stroke="%s" stroke-opacity=".4"/><circle cx="%.1[1]f" cy="%.1[5]f" r="3" fill="%[4]s"/>`+"\n",
 				x(r.BlockBytes), y(r.MinGBPS), y(r.MaxGBPS), c, y(r.GBPerS))
 		}
 		last := ls[len(ls)-1]

@@ -245,14 +245,20 @@ func stagedPrefill(body []byte) ([]byte, error) {
 	return openai.Rewrite(body, set...)
 }
 
-// takeKV keeps what vLLM's prefill answer says of its KV. Without it, or with null, decode computes the prompt itself.
-func (l *leg) takeKV(answer []byte) {
+// takeKV keeps what vLLM's prefill answer says of its KV. Without it, or with null, decode computes the prompt itself. Anything but an
+// object is the prefill worker's fault: decode would refuse it, which looks like the client's.
+func (l *leg) takeKV(answer []byte) error {
 	var o struct {
 		KV json.RawMessage `json:"kv_transfer_params"`
 	}
-	if json.Unmarshal(answer, &o) == nil && len(o.KV) > 0 && !isNull(o.KV) {
-		l.a.kv = append(json.RawMessage(nil), o.KV...) // the answer's buffer is used again
+	if json.Unmarshal(answer, &o) != nil || len(o.KV) == 0 || isNull(o.KV) {
+		return nil
 	}
+	if o.KV[0] != '{' {
+		return fmt.Errorf("%w: %s is no object: %.64q", errMalformed, kvField, o.KV)
+	}
+	l.a.kv = append(json.RawMessage(nil), o.KV...) // the answer's buffer is used again
+	return nil
 }
 
 // awaitPrefill makes a staged decode leg wait for its turn.

@@ -174,6 +174,7 @@ func TestVLLMFaults(t *testing.T) {
 		"prefill resets":  {reset, okAnswer, 502, "peer_lost", "prefill", "waiting_for_headers", 0},
 		"prefill silent":  {silent, okAnswer, 504, "deadline", "prefill", "waiting_for_headers", 0},
 		"prefill garbage": {say(200, "{"), okAnswer, 502, "protocol", "prefill", "reading_answer", 0},
+		"prefill's KV":    {say(200, strings.Replace(chatAnswer, "{", `{"kv_transfer_params":"x",`, 1)), say(400, "bad"), 502, "protocol", "prefill", "reading_answer", 0},
 		"decode 503":      {say(200, kvAnswer), say(503, "busy"), 503, "unavailable", "decode", "reading_answer", 1},
 		"decode silent":   {say(200, kvAnswer), silent, 504, "deadline", "decode", "waiting_for_headers", 1},
 	} {

@@ -180,7 +180,9 @@ func (l *leg) consumeAnswer(body io.Reader) *failure {
 		return l.malformed(err)
 	}
 	if l.a.staged() {
-		l.takeKV(b.Bytes())
+		if err := l.takeKV(b.Bytes()); err != nil {
+			return l.malformed(err)
+		}
 	}
 	return nil
 }

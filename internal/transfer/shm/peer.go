@@ -27,6 +27,9 @@ const (
 	// maxSegments of a write; nothing here depends on it, but a bound makes ErrTooLarge
 	// the same answer on every transport.
 	maxSegments = 16384
+	// politeSlices of a long write (some milliseconds) after the last short one leave the core to threads that wait for
+	// it: who posts or hears of a short write is otherwise kept off for a time slice.
+	politeSlices = 32
 	// inlineBytes is the longest write that Post stores itself: some microseconds, less than to
 	// wake another goroutine.
 	inlineBytes = 64 << 10
@@ -133,12 +136,21 @@ func (p *peer) fail(err error) {
 // copyLoop copies slices until the queue fails.
 func (p *peer) copyLoop() {
 	debug.SetPanicOnFault(true) // of this goroutine only; see guarded
+	polite := 0
 	for {
 		it, ok := p.q.Next()
 		if !ok {
 			break
 		}
+		short := it.Total <= inlineBytes // asked before: after the step it is no longer ours
 		p.step(it, true)
+		switch {
+		case short:
+			polite = politeSlices
+		case polite > 0:
+			polite--
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
 	}
 	<-p.down
 	p.maps.unmap()

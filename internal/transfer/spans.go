@@ -36,3 +36,8 @@ func Within(sorted []Span, s Span) bool {
 	rel := s.Off - sorted[i].Off
 	return rel <= sorted[i].Len && s.Len <= sorted[i].Len-rel
 }
+
+// Follows reports whether next begins where run ends, in the same array, so that both are one piece.
+func Follows(run, next []byte) bool {
+	return len(next) > 0 && cap(run)-len(run) >= len(next) && &run[:len(run)+1][len(run)] == &next[0]
+}

@@ -84,26 +84,7 @@ func (s *Source) Name() string { return "etcd:" + s.c.Prefix }
 // Run implements [discovery.Source]. It reads all keys and watches for changes from that revision on, and begins anew when
 // the watch ends: by the resync interval, a compaction, or a lost connection.
 func (s *Source) Run(ctx context.Context, report discovery.Report) {
-	pause := s.c.Retry
-	for ctx.Err() == nil {
-		rev, err := s.load(ctx)
-		if err == nil {
-			s.tell(report)
-			pause = s.c.Retry
-			err = s.watch(ctx, rev+1, report)
-		}
-		if err == nil || ctx.Err() != nil {
-			continue
-		}
-		report(nil, fmt.Errorf("etcd: %w", err))
-		t := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		}
-		t.Stop()
-		pause = min(2*pause, maxRetry)
-	}
+	discovery.Follow(ctx, "etcd", s.c.Retry, maxRetry, report, s.load, s.tell, s.watch)
 }
 
 // load reads every key and returns the revision it saw.

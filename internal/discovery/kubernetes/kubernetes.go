@@ -88,26 +88,7 @@ func (s *Source) Name() string { return "kubernetes:" + s.c.Namespace + ":" + s.
 
 // Run implements [discovery.Source]. It lists, watches from there, and begins anew when the watch ends.
 func (s *Source) Run(ctx context.Context, report discovery.Report) {
-	pause := s.c.Retry
-	for ctx.Err() == nil {
-		version, err := s.list(ctx)
-		if err == nil {
-			s.tell(report)
-			pause = s.c.Retry
-			err = s.watch(ctx, version, report)
-		}
-		if err == nil || ctx.Err() != nil {
-			continue
-		}
-		report(nil, fmt.Errorf("kubernetes: %w", err))
-		t := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		}
-		t.Stop()
-		pause = min(2*pause, maxRetry)
-	}
+	discovery.Follow(ctx, "kubernetes", s.c.Retry, maxRetry, report, s.list, s.tell, s.watch)
 }
 
 // list reads every slice and returns the version to watch from.

@@ -273,7 +273,7 @@ func (p *peer) store(it *postq.Item) {
 			it.Seg, it.Off = it.Seg+1, 0
 			for it.Seg < len(it.Segments) {
 				next := &it.Segments[it.Seg]
-				if len(next.Src) > budget-len(run) || next.Off != at+uint64(len(run)) || !follows(run, next.Src) {
+				if len(next.Src) > budget-len(run) || next.Off != at+uint64(len(run)) || !transfer.Follows(run, next.Src) {
 					break
 				}
 				run = run[:len(run)+len(next.Src)]
@@ -284,11 +284,6 @@ func (p *peer) store(it *postq.Item) {
 		budget -= len(run)
 		it.Sent += uint64(len(run))
 	}
-}
-
-// follows reports whether next begins where run ends, in the same array.
-func follows(run, next []byte) bool {
-	return len(next) > 0 && cap(run)-len(run) >= len(next) && &run[:len(run)+1][len(run)] == &next[0]
 }
 
 // leave counts the writer out and notes if the target waits for that.

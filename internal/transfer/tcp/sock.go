@@ -22,11 +22,6 @@ func addVec(iov []unix.Iovec, b []byte) []unix.Iovec {
 	return append(iov, vec(b))
 }
 
-// follows reports whether next begins where run ends, in the same array.
-func follows(run, next []byte) bool {
-	return len(next) > 0 && cap(run)-len(run) >= len(next) && &run[:len(run)+1][len(run)] == &next[0]
-}
-
 func vec(b []byte) unix.Iovec {
 	v := unix.Iovec{Base: unsafe.SliceData(b)}
 	v.SetLen(len(b))

@@ -1,5 +1,7 @@
 package tcp
 
+import "github.com/baton-pd/baton/internal/transfer"
+
 // storeBuffered copies what is in the buffer to its place, at most n bytes. 0 if the grant
 // is revoked.
 func (c *conn) storeBuffered(w *inWrite, n uint64) uint64 {
@@ -32,7 +34,7 @@ func (c *conn) storeDirect(w *inWrite, n uint64) (uint64, error) {
 	seg, off := w.seg, w.off
 	for want < n && len(c.iov) < maxIovecs-1 {
 		dst := c.place(w, n-want)
-		if follows(run, dst) {
+		if transfer.Follows(run, dst) {
 			run = run[:len(run)+len(dst)]
 			c.iov[len(c.iov)-1] = vec(run)
 		} else {

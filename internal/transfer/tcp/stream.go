@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/postq"
 )
 
@@ -122,7 +123,7 @@ func (s *stream) build(it *postq.Item) {
 		} else {
 			it.Seg, it.Off = it.Seg+1, 0
 		}
-		if follows(run, src) {
+		if transfer.Follows(run, src) {
 			run = run[:len(run)+len(src)]
 			s.iov[len(s.iov)-1] = vec(run)
 		} else if len(src) > 0 {

@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/router"
-	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 // edgeInterval is the time between two readings of files that may change.

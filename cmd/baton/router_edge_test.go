@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/router"
-	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 // What keygen prints is what the file wants.

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/stack"
 )
 

@@ -50,7 +50,7 @@ internal/httpbody:
 internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/otel internal/engine internal/room prometheus
 internal/otel:                         go.opentelemetry.io/otel prometheus
 internal/otel/oteltest:                grpc go.opentelemetry.io/proto/otlp
-internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/router/accesslog internal/webui internal/router/edge internal/router/wire internal/openai internal/httpbody internal/otel internal/room prometheus
+internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/router/accesslog internal/webui internal/edge internal/router/wire internal/openai internal/httpbody internal/otel internal/room prometheus
 internal/router/policy:
 internal/router/wire:
 internal/router/admission:
@@ -58,7 +58,7 @@ internal/webui:
 internal/webui/browser:
 internal/router/record:                internal/openai
 internal/router/accesslog:             internal/router/record prometheus
-internal/router/edge:                  internal/openai internal/httpbody internal/room
+internal/edge:                         internal/openai internal/httpbody internal/room
 internal/discovery:
 internal/discovery/etcd:               internal/discovery etcd
 internal/discovery/kubernetes:         internal/discovery kubernetes

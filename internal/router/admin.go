@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 const (

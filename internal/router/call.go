@@ -14,11 +14,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/admission"
-	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/router/record"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/router/accesslog"
-	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/router/policy"
 )
 

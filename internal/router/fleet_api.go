@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 // codeForbidden is the error code of a change that the caller may not make.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 // gate is who may come in; see package edge.

@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/baton-pd/baton/internal/router/edge"
+	"github.com/baton-pd/baton/internal/edge"
 )
 
 // withKeys makes a key for each line, "NAME [ATTRIBUTE]...", and a router's Keys of them.

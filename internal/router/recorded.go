@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/baton-pd/baton/internal/router/edge"
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/router/record"
 )
 

@@ -11,11 +11,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/httpbody"
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/router/edge"
 )
 
 // deadlineSlack is how long after the deadline the client's connection may still be

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/baton-pd/baton/internal/router/edge"
+	"github.com/baton-pd/baton/internal/edge"
 )
 
 // Clients that are slow, over real sockets and the server that the command uses.

@@ -24,7 +24,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/baton-pd/baton/internal/router/edge"
+	"github.com/baton-pd/baton/internal/edge"
 )
 
 // authority is a CA of the test's own, with its files.

@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/router/record"
 	"github.com/baton-pd/baton/internal/webui"
 )

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/router"
-	"github.com/baton-pd/baton/internal/router/edge"
 	"github.com/baton-pd/baton/internal/webui"
 	"github.com/baton-pd/baton/internal/webui/browser"
 )

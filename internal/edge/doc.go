@@ -1,4 +1,4 @@
-// Package edge is what stands between the network and the router's handlers: API keys and their limits, which browsers'
+// Package edge is what stands between the network and the handlers of routers and workers: API keys and their limits, which browsers'
 // pages may ask, request ids, certificates that change, and servers that do not wait for slow clients.
 //
 // # Keys

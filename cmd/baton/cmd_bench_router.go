@@ -32,7 +32,7 @@ func newBenchRouter() *cobra.Command {
 		Short: "The router alone, between fakes: requests/s, latency, CPU a request, memory, added gaps",
 		Long: `Starts two prefill and two decode fakes in a process of their own, which answer with eight tokens at once, and the router, and
 sends requests over a number of connections. whole: answers that are not streamed; stream: streamed ones; gaps: what
-the router adds to the pauses between tokens that are sent at a fixed pace; open: memory with many open streams. With
+the router adds to the gaps between tokens that are sent at a fixed pace; open: memory with many open streams. With
 --peers sglang-router and smg run the same, in turn with Baton's router.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
@@ -43,7 +43,7 @@ the router adds to the pauses between tokens that are sent at a fixed pace; open
 	f.DurationVar(&b.c.Duration, "duration", 1500*time.Millisecond, "length of a measurement")
 	f.DurationVar(&b.c.Warmup, "warmup", 300*time.Millisecond, "before each measurement")
 	f.IntVar(&b.c.Tokens, "tokens", 8, "tokens of an answer, in whole and stream")
-	f.IntVar(&b.c.GapConns, "gap-streams", 16, "streams of gaps")
+	f.IntSliceVar(&b.c.GapConns, "gap-streams", []int{16, 64}, "streams of gaps")
 	f.DurationVar(&b.c.Pace, "pace", 20*time.Millisecond, "pause between two tokens, in gaps")
 	f.IntVar(&b.c.Open, "open", 5000, "streams of open")
 	f.BoolVar(&b.peers, "peers", false, "also measure sglang-router and smg")
@@ -62,7 +62,7 @@ func (b *routerBench) run(ctx context.Context, out io.Writer) error {
 			return usagef("--works %q: use %v", w, known)
 		}
 	}
-	if b.c.Rounds < 1 || b.c.Tokens < 1 || b.c.GapConns < 1 || b.c.Open < 1 || b.c.Duration <= 0 || b.c.Pace <= 0 || slices.ContainsFunc(b.c.Conns, func(n int) bool { return n < 1 }) {
+	if b.c.Rounds < 1 || b.c.Tokens < 1 || b.c.Open < 1 || b.c.Duration <= 0 || b.c.Pace <= 0 || slices.ContainsFunc(slices.Concat(b.c.Conns, b.c.GapConns), func(n int) bool { return n < 1 }) {
 		return usagef("--rounds, --tokens, --gap-streams, --open, -c, --duration and --pace must be positive")
 	}
 	self, err := os.Executable()
@@ -121,6 +121,9 @@ func (b *routerBench) print(out io.Writer, rows []routerbench.Row) error {
 	}
 	fmt.Fprintln(out)
 	routerbench.Added(out, rows)
+	if err := routerbench.AddedGaps(out, rows); err != nil {
+		return err
+	}
 	if b.peers || b.against != "" {
 		fmt.Fprintln(out)
 		if err := routerbench.Ratios(out, rows, "baton"); err != nil {

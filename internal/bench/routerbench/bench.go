@@ -27,8 +27,11 @@ const (
 	MetricRSS       = "RSS"
 	MetricDelayP50  = "token delay p50"
 	MetricDelayP99  = "token delay p99"
-	MetricGapP50    = "gap change p50"
-	MetricGapP99    = "gap change p99"
+	MetricGapP50    = "gap p50"
+	MetricGapP99    = "gap p99"
+	MetricGapMean   = "gap mean"
+	MetricJitterP50 = "jitter p50"
+	MetricJitterP99 = "jitter p99"
 	MetricStreamRSS = "RSS with open streams"
 )
 
@@ -43,7 +46,7 @@ type Config struct {
 	Duration time.Duration // of a measurement
 	Warmup   time.Duration // before each
 	Tokens   int           // an answer
-	GapConns int           // streams of gaps
+	GapConns []int         // streams of gaps
 	Pace     time.Duration // between the tokens of gaps
 	Open     int           // streams of open
 	OpenPace time.Duration // between their tokens: slow, since open measures memory and not speed
@@ -70,7 +73,7 @@ func Measure(ctx context.Context, c Config, f *Fakes, targets []*Target) ([]Row,
 			case WorkWhole, WorkStream:
 				err = b.rates(ctx, work, direct)
 			case WorkGaps:
-				err = b.each(ctx, append([]*Target{direct}, targets...), b.gaps)
+				err = b.allGaps(ctx, direct)
 			case WorkOpen:
 				err = b.each(ctx, targets, b.open)
 			default:
@@ -164,23 +167,37 @@ func (b *bench) rate(work string, t *Target, conns int) error {
 	return nil
 }
 
-// gaps measures what a way adds to the pauses between tokens.
-func (b *bench) gaps(ctx context.Context, t *Target) error {
-	const tokens = 40
-	if err := b.fakes.set(ctx, b.Pace, tokens); err != nil {
+// gapTokens is how many tokens the streams of gaps have.
+const gapTokens = 40
+
+// allGaps measures the pauses between tokens with each number of streams.
+func (b *bench) allGaps(ctx context.Context, direct *Target) error {
+	if err := b.fakes.set(ctx, b.Pace, gapTokens); err != nil {
 		return err
 	}
-	g, err := run(loadConfig{addr: t.Addr, conns: b.GapConns, stream: true, tokens: tokens, times: true, warmup: b.Warmup, length: b.Duration, least: 1}, func(bool) {})
+	for _, conns := range b.GapConns {
+		err := b.each(ctx, append([]*Target{direct}, b.targets...), func(_ context.Context, t *Target) error { return b.gaps(t, conns) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gaps measures the pauses between tokens as a client sees them.
+func (b *bench) gaps(t *Target, conns int) error {
+	g, err := run(loadConfig{addr: t.Addr, conns: conns, stream: true, tokens: gapTokens, times: true, warmup: b.Warmup, length: b.Duration, least: 1}, func(bool) {})
 	if err != nil {
 		return err
 	}
-	add := func(metric string, v int64) {
-		b.rows.add(WorkGaps, t.Name, b.GapConns, metric, "ms", ms(time.Duration(v)))
-	}
-	add(MetricDelayP50, quantile(g.delays, 0.5))
-	add(MetricDelayP99, quantile(g.delays, 0.99))
+	add := func(metric string, v int64) { b.rows.add(WorkGaps, t.Name, conns, metric, "ms", ms(time.Duration(v))) }
 	add(MetricGapP50, quantile(g.gaps, 0.5))
 	add(MetricGapP99, quantile(g.gaps, 0.99))
+	add(MetricGapMean, mean(g.gaps))
+	add(MetricJitterP50, quantile(g.jitter, 0.5))
+	add(MetricJitterP99, quantile(g.jitter, 0.99))
+	add(MetricDelayP50, quantile(g.delays, 0.5))
+	add(MetricDelayP99, quantile(g.delays, 0.99))
 	return nil
 }
 
@@ -207,7 +224,7 @@ func (b *bench) open(ctx context.Context, t *Target) error {
 			}
 			waiting = waiting[1:]
 		}
-		if err := g.l.wait(50); err != nil {
+		if err := g.l.wait(50 * time.Millisecond); err != nil {
 			return err
 		}
 		if now() > limit {

@@ -12,8 +12,10 @@
 //
 // Whole and Stream are closed loops: each of c connections sends its next request when the last has been answered, for a fixed time. The answer has
 // eight tokens, as one JSON object or as eleven events, each in a write of its own. Every answer is checked: status, number of tokens,
-// finish and end. Gaps runs c streams whose tokens the fake sends at a fixed pace with the time of sending in each; the difference to the
-// time of arrival is the delay of a token, and its change from one token to the next is what the way adds to the gap between tokens. Open
+// finish and end. Gaps runs c streams that get a token each at every step of a clock which all fakes share, as from a worker that decodes a batch; the steps are at absolute times, so
+// that a late one delays no other. A gap is the time between the arrivals of two tokens at the client, whose difference to that of a stream without a
+// router is what the router adds. Each token has the time of its sending in it: the difference to the time of arrival is its delay, and the change of the delay from one token to the
+// next, without its sign, is called jitter. Open
 // holds many slow streams open and reads the router's memory.
 package routerbench
 
@@ -52,6 +54,15 @@ func quantile[T cmp.Ordered](sorted []T, q float64) T {
 		return none
 	}
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// mean of values, 0 for none.
+func mean(all []int64) int64 {
+	var sum int64
+	for _, v := range all {
+		sum += v
+	}
+	return sum / max(int64(len(all)), 1)
 }
 
 // collector gathers the values of one row over rounds, in order of first appearance.

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,7 +34,7 @@ const (
 type served struct {
 	side side
 	left int   // tokens still to be sent on a paced stream
-	due  int64 // of the next one
+	due  int64 // of the next one: a multiple of the pace, on the clock of now
 	gone bool
 }
 
@@ -42,7 +43,7 @@ type fakes struct {
 	l      *loop
 	tokens int
 	pace   int64         // ns between tokens; 0: no pause
-	paced  []*conn       // by due time: the pace is the same for all
+	paced  []*conn       // by due time
 	buf    []byte        // of events
 	static map[side]info // answers to questions about the worker
 }
@@ -239,8 +240,8 @@ func (f *fakes) generate(c *conn, s *served, stream bool) error {
 	}
 	s.left = f.tokens
 	if f.pace > 0 {
-		s.due = now() + f.pace
-		f.paced = append(f.paced, c)
+		s.due = (now()/f.pace + 1) * f.pace // the next step
+		f.later(c, s)
 		return nil
 	}
 	for s.left > 0 {
@@ -263,6 +264,15 @@ func (f *fakes) next(c *conn, s *served) error {
 	return f.l.write(c, append(appendChunk(f.buf[:0], "[DONE]"), lastChunk...))
 }
 
+// later puts c where its time is: at the end, unless the fake is late.
+func (f *fakes) later(c *conn, s *served) {
+	i := len(f.paced)
+	for i > 0 && f.paced[i-1].role.(*served).due > s.due {
+		i--
+	}
+	f.paced = slices.Insert(f.paced, i, c)
+}
+
 // tick sends the tokens that are due.
 func (f *fakes) tick() {
 	for len(f.paced) > 0 {
@@ -282,16 +292,15 @@ func (f *fakes) tick() {
 		}
 		if s.left > 0 {
 			s.due += f.pace
-			f.paced = append(f.paced, c)
+			f.later(c, s)
 		}
 	}
 }
 
-// pause is how long nothing is due, in milliseconds.
-func (f *fakes) pause() int {
+// pause is how long nothing is due.
+func (f *fakes) pause() time.Duration {
 	if len(f.paced) == 0 {
 		return -1
 	}
-	d := f.paced[0].role.(*served).due - now()
-	return int(max(0, (d+int64(time.Millisecond)-1)/int64(time.Millisecond)))
+	return time.Duration(max(0, f.paced[0].role.(*served).due-now()))
 }

@@ -25,7 +25,8 @@ type load struct {
 	counting     bool
 	latencies    []int64 // ns, of answers that ended while counting
 	delays       []int64 // ns, of tokens
-	gaps         []int64 // ns, by which a gap between tokens has changed on the way
+	gaps         []int64 // ns, between the arrivals of two tokens of a stream
+	jitter       []int64 // ns, by which a token's delay differs from that of the one before
 	open         int     // streams whose first event has come
 }
 
@@ -37,9 +38,15 @@ type asker struct {
 	chunk   int // bytes of the present chunk still to come, with its CRLF
 	at      int // where in.in is read on
 	body    []byte
-	seen    int // of body, looked at for tokens' times
-	last    int64
+	seen    int   // of body, looked at for tokens' times
+	last    token // that came before
 	hasLast bool
+}
+
+// token is one that has arrived.
+type token struct {
+	at    int64
+	delay int64 // since its sending
 }
 
 // LoadConfig is one measurement.
@@ -128,7 +135,7 @@ func run(c loadConfig, count func(begin bool)) (*load, error) {
 	}
 	warm := now() + int64(c.warmup)
 	for now() < warm {
-		if err := g.l.wait(int(max(1, (warm-now())/int64(time.Millisecond)))); err != nil {
+		if err := g.l.wait(time.Duration(max(1, warm-now()))); err != nil {
 			return nil, err
 		}
 	}
@@ -136,7 +143,7 @@ func run(c loadConfig, count func(begin bool)) (*load, error) {
 	g.counting, g.began = true, now()
 	g.until = g.began + int64(c.length)
 	for now() < g.until || len(g.latencies) < g.least {
-		if err := g.l.wait(10); err != nil {
+		if err := g.l.wait(10 * time.Millisecond); err != nil {
 			return nil, err
 		}
 		if now()-g.began > int64(c.length)+int64(patience) {
@@ -149,13 +156,14 @@ func run(c loadConfig, count func(begin bool)) (*load, error) {
 		if now() > limit {
 			return nil, fmt.Errorf("%d of %d requests have no answer after %v", g.left, c.conns, patience)
 		}
-		if err := g.l.wait(100); err != nil {
+		if err := g.l.wait(100 * time.Millisecond); err != nil {
 			return nil, err
 		}
 	}
 	slices.Sort(g.latencies)
 	slices.Sort(g.delays)
 	slices.Sort(g.gaps)
+	slices.Sort(g.jitter)
 	return g, nil
 }
 
@@ -280,14 +288,15 @@ func (g *load) look(a *asker) {
 		if a.seen = from + n; err != nil {
 			continue
 		}
-		delay := arrived - sent
+		t := token{arrived, arrived - sent}
 		if g.counting {
-			g.delays = append(g.delays, delay)
+			g.delays = append(g.delays, t.delay)
 			if a.hasLast {
-				g.gaps = append(g.gaps, max(delay-a.last, a.last-delay))
+				g.gaps = append(g.gaps, t.at-a.last.at)
+				g.jitter = append(g.jitter, max(t.delay-a.last.delay, a.last.delay-t.delay))
 			}
 		}
-		a.last, a.hasLast = delay, true
+		a.last, a.hasLast = t, true
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -106,9 +108,9 @@ func (l *loop) dial(addr string) (*conn, error) {
 	return c, nil
 }
 
-// wait serves what has happened, waiting for at most ms milliseconds (-1: for ever).
-func (l *loop) wait(ms int) error {
-	n, err := unix.EpollWait(l.ep, l.events, ms)
+// wait serves what has happened, waiting for at most limit (negative: for ever).
+func (l *loop) wait(limit time.Duration) error {
+	n, err := l.poll(limit)
 	if err != nil && !errors.Is(err, unix.EINTR) {
 		return fmt.Errorf("epoll: %w", err)
 	}
@@ -130,6 +132,27 @@ func (l *loop) wait(ms int) error {
 		}
 	}
 	return nil
+}
+
+// poll is epoll_wait to the nanosecond: a step of a clock must not be up to a millisecond late.
+func (l *loop) poll(limit time.Duration) (n int, err error) {
+	var at *unix.Timespec // nil: no limit
+	if limit >= 0 {
+		t := unix.NsecToTimespec(int64(limit))
+		at = &t
+	}
+	r, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(l.ep), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), uintptr(unsafe.Pointer(at)), 0, 0)
+	switch errno {
+	case 0:
+		return int(r), nil
+	case unix.ENOSYS: // Linux before 5.11
+		ms := -1
+		if limit >= 0 {
+			ms = int((limit + time.Millisecond - 1) / time.Millisecond)
+		}
+		return unix.EpollWait(l.ep, l.events, ms)
+	}
+	return 0, errno
 }
 
 func (l *loop) acceptAll(listener int, accepted func(c *conn)) error {

@@ -65,6 +65,22 @@ func Added(w io.Writer, rows []Row) {
 	}
 }
 
+// AddedGaps prints by how much the gap between two tokens is longer behind each router than without one, and by how much the latter itself differs from round to
+// round: what is less than that has not been measured.
+func AddedGaps(w io.Writer, rows []Row) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "gaps\tstreams\ttarget\tadded ms\tspread of direct, ms")
+	for _, r := range rows {
+		if r.Work != WorkGaps || r.Target == Direct || r.Metric != MetricGapP50 && r.Metric != MetricGapP99 && r.Metric != MetricGapMean {
+			continue
+		}
+		if d, ok := find(rows, r, Direct, r.Metric); ok {
+			fmt.Fprintf(t, "%s\t%d\t%s\t%+.3f\t%.3f\n", r.Metric, r.Conns, r.Target, r.Value-d.Value, d.Max-d.Min)
+		}
+	}
+	return t.Flush()
+}
+
 // Ratios prints ours divided by each of the other routers, by work and number of connections.
 func Ratios(w io.Writer, rows []Row, ours string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -114,7 +114,7 @@ func TestShort(t *testing.T) {
 	var log bytes.Buffer
 	rows, err := Measure(t.Context(), Config{
 		Works: works, Conns: []int{1, 8}, Rounds: 2, Duration: 100 * time.Millisecond, Warmup: 10 * time.Millisecond, Tokens: 8,
-		GapConns: 2, Pace: time.Millisecond, Open: 50, OpenPace: 100 * time.Millisecond, Log: &log,
+		GapConns: []int{1, 2}, Pace: time.Millisecond, Open: 50, OpenPace: 100 * time.Millisecond, Log: &log,
 	}, f, []*Target{baton})
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +138,8 @@ func TestShort(t *testing.T) {
 		has(work, Direct, 1, MetricRate)
 	}
 	for _, target := range []string{Direct, "baton"} {
-		for _, m := range []string{MetricDelayP50, MetricDelayP99, MetricGapP50, MetricGapP99} {
+		for _, m := range []string{MetricDelayP50, MetricDelayP99, MetricGapP50, MetricGapP99, MetricGapMean, MetricJitterP50, MetricJitterP99} {
+			has(WorkGaps, target, 1, m)
 			has(WorkGaps, target, 2, m)
 		}
 	}
@@ -152,6 +153,64 @@ func TestShort(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in:\n%s", want, &out)
 		}
+	}
+}
+
+// TestAddedGaps: what is printed is the difference to direct's, with the same number of streams, and direct's spread.
+func TestAddedGaps(t *testing.T) {
+	row := func(target, metric string, conns int, v, least, most float64) Row {
+		return Row{Work: WorkGaps, Target: target, Conns: conns, Metric: metric, Unit: "ms", Value: v, Min: least, Max: most, Rounds: 3}
+	}
+	var out bytes.Buffer
+	err := AddedGaps(&out, []Row{
+		row(Direct, MetricGapP99, 16, 20.1, 20.05, 20.175), row(Direct, MetricJitterP50, 16, 0.02, 0.02, 0.02), row("baton", MetricGapP99, 16, 20.35, 20.2, 20.4),
+		row("baton", MetricJitterP50, 16, 0.09, 0.08, 0.1), row(Direct, MetricGapP99, 64, 21, 20, 22), row("baton", MetricGapP99, 64, 20.5, 20, 21),
+	})
+	var lines []string
+	for line := range strings.Lines(out.String()) {
+		lines = append(lines, strings.Join(strings.Fields(line), " "))
+	}
+	if want := []string{"gaps streams target added ms spread of direct, ms", "gap p99 16 baton +0.250 0.125", "gap p99 64 baton -0.500 2.000"}; err != nil || !slices.Equal(lines, want) {
+		t.Errorf("%v, %q; want %q", err, lines, want)
+	}
+}
+
+// TestPacedInOrder: a fake that is late sends what is due first, first.
+func TestPacedInOrder(t *testing.T) {
+	f := &fakes{}
+	for _, due := range []int64{30, 10, 20, 10, 40} {
+		c := &conn{role: &served{due: due}}
+		f.later(c, c.role.(*served))
+	}
+	var got []int64
+	for _, c := range f.paced {
+		got = append(got, c.role.(*served).due)
+	}
+	if want := []int64{10, 10, 20, 30, 40}; !slices.Equal(got, want) {
+		t.Errorf("due %v, want %v", got, want)
+	}
+}
+
+// TestGaps: the gaps between arrivals are those of the clock's steps, whatever is late, and all are counted.
+func TestGaps(t *testing.T) {
+	f := startFakes(t)
+	const pace = 2 * time.Millisecond
+	if err := f.set(t.Context(), pace, gapTokens); err != nil {
+		t.Fatal(err)
+	}
+	g, err := run(loadConfig{addr: f.Decodes[0], conns: 3, stream: true, tokens: gapTokens, times: true, length: time.Second, least: 3}, func(bool) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(g.latencies) * (gapTokens - 1); len(g.gaps) < n-3*gapTokens || len(g.jitter) != len(g.gaps) || len(g.delays) < len(g.gaps) {
+		t.Errorf("%d gaps, %d changes, %d delays in %d answers", len(g.gaps), len(g.jitter), len(g.delays), len(g.latencies))
+	}
+	// A late token makes one gap longer and the next shorter; only the first and last of a stream can move the mean.
+	if m := time.Duration(mean(g.gaps)); m < pace/2 {
+		t.Errorf("a mean gap of %v at a pace of %v", m, pace)
+	}
+	if q := time.Duration(quantile(g.gaps, 0.99)); q < pace {
+		t.Errorf("a gap p99 of %v at a pace of %v", q, pace)
 	}
 }
 

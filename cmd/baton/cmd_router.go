@@ -230,7 +230,7 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 		return errors.Join(usageError{err}, l.Close())
 	}
 	defer feed(ctx, rt, log, sources)()
-	defer r.edge.watch(ctx, log)()
+	defer watch(ctx, log, r.edge.watched)()
 	return r.edge.serve(ctx, rt, l, r.grace, log, func() {
 		if err := supervise.Ready(supervise.ReadyInfo{Role: "router", HTTP: l.Addr().String()}); err != nil {
 			log.Warn("could not report readiness", "err", err)

@@ -28,11 +28,10 @@ type edgeFlags struct {
 	keys         string // a file
 	openMetrics  bool
 	cors         edge.CORS
-	cert, key    string // files of the port's certificate
+	tls          serverTLS
 	workerKey    string // a file
 	passKey      bool
-	workerTLS    edge.WorkerTLS
-	workerOwn    struct{ cert, key string } // files
+	workerTLS    clientTLS
 	header, body time.Duration
 	stall        time.Duration
 
@@ -45,14 +44,15 @@ func (e *edgeFlags) addTo(fs *pflag.FlagSet) {
 	fs.BoolVar(&e.openMetrics, "open-metrics", false, "with --api-key-file: serve /metrics without a key")
 	fs.StringArrayVar(&e.cors.Origins, "cors-origin", nil, "origin whose pages may use the router from browsers, for example https://chat.example.com, or * (repeat for more)")
 	fs.BoolVar(&e.cors.Credentials, "cors-credentials", false, "let browsers send cookies, for a gateway before the router; not with *")
-	fs.StringVar(&e.cert, "tls-cert", "", "file with the router's certificate and what leads to its CA, may change: serve HTTPS")
-	fs.StringVar(&e.key, "tls-key", "", "file with its key")
+	fs.StringVar(&e.tls.cert, "tls-cert", "", "file with the router's certificate and what leads to its CA, may change: serve HTTPS")
+	fs.StringVar(&e.tls.key, "tls-key", "", "file with its key")
+	fs.StringVar(&e.tls.clientCA, "tls-client-ca", "", "file with the certificates of those who sign clients' certificates, may change: nobody else gets in")
 	fs.StringVar(&e.workerKey, "worker-api-key-file", "", "file with the API key that the router sends to workers")
 	fs.BoolVar(&e.passKey, "pass-client-key", false, "send the client's Authorization and X-Api-Key on to workers")
-	fs.StringVar(&e.workerTLS.CA, "worker-ca", "", "file with the certificates that https workers' are checked against (default: the system's)")
-	fs.StringVar(&e.workerOwn.cert, "worker-cert", "", "file with the router's certificate for workers that want one, may change")
-	fs.StringVar(&e.workerOwn.key, "worker-cert-key", "", "file with its key")
-	fs.StringVar(&e.workerTLS.ServerName, "worker-server-name", "", "name that workers' certificates must be for (default: the host of their address)")
+	fs.StringVar(&e.workerTLS.ca, "worker-ca", "", "file with the certificates that https workers' are checked against, may change (default: the system's)")
+	fs.StringVar(&e.workerTLS.cert, "worker-cert", "", "file with the router's certificate for workers that want one, may change")
+	fs.StringVar(&e.workerTLS.key, "worker-cert-key", "", "file with its key")
+	fs.StringVar(&e.workerTLS.name, "worker-server-name", "", "name that workers' certificates must be for (default: the host of their address)")
 	fs.DurationVar(&e.header, "header-timeout", 10*time.Second, "time for a request's header to arrive")
 	fs.DurationVar(&e.body, "body-timeout", 30*time.Second, "time for a request's body to arrive")
 	fs.DurationVar(&e.stall, "client-stall-timeout", time.Minute, "longest time in which a client reads nothing of its answer; then the request ends (0: only the deadline)")
@@ -80,32 +80,16 @@ func (e *edgeFlags) configure(c *router.Config) (err error) {
 			return usagef("--worker-api-key-file: %w", err)
 		}
 	}
-	if e.serverTLS, err = e.server(); err != nil {
-		return usagef("--tls-cert and --tls-key: %w", err)
+	var files []edge.Watched
+	if e.serverTLS, files, err = e.tls.open(); err != nil {
+		return err
 	}
-	if e.workerOwn.cert != "" || e.workerOwn.key != "" {
-		if e.workerTLS.Own, err = edge.OpenCertificate(e.workerOwn.cert, e.workerOwn.key); err != nil {
-			return usagef("--worker-cert and --worker-cert-key: %w", err)
-		}
-		e.watched = append(e.watched, e.workerTLS.Own.Watched())
+	e.watched = append(e.watched, files...)
+	if c.WorkerTLS, files, err = e.workerTLS.open("--worker-ca", "--worker-cert", "--worker-cert-key"); err != nil {
+		return err
 	}
-	if c.WorkerTLS, err = e.workerTLS.Config(); err != nil {
-		return usagef("--worker-ca: %w", err)
-	}
+	e.watched = append(e.watched, files...)
 	return nil
-}
-
-// server is the port's TLS; nil for plain HTTP.
-func (e *edgeFlags) server() (*tls.Config, error) {
-	if e.cert == "" && e.key == "" {
-		return nil, nil
-	}
-	c, err := edge.OpenCertificate(e.cert, e.key)
-	if err != nil {
-		return nil, err
-	}
-	e.watched = append(e.watched, c.Watched())
-	return c.ServerTLS(), nil
 }
 
 // readSecret reads a file of one line.
@@ -122,10 +106,10 @@ func readSecret(file string) (string, error) {
 }
 
 // watch keeps what was read from files current until the returned function, which waits, is called.
-func (e *edgeFlags) watch(ctx context.Context, log *slog.Logger) (stop func()) {
+func watch(ctx context.Context, log *slog.Logger, files []edge.Watched) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	for _, w := range e.watched {
+	for _, w := range files {
 		wg.Go(func() {
 			edge.Watch(ctx, edgeInterval, w, func(err error) {
 				if err != nil {

@@ -52,10 +52,11 @@ func TestEdgeFlagsAreChecked(t *testing.T) {
 	for want, e := range map[string]edgeFlags{
 		"--api-key-file: open ":                   {keys: none},
 		"--api-key-file: key file " + garbage:     {keys: garbage},
-		"--tls-cert and --tls-key: a certificate": {cert: garbage},
-		"--tls-cert and --tls-key: open ":         {cert: none, key: none},
-		"--worker-cert and --worker-cert-key":     {workerOwn: struct{ cert, key string }{garbage, garbage}},
-		"--worker-ca: " + garbage:                 {workerTLS: edge.WorkerTLS{CA: garbage}},
+		"--tls-cert and --tls-key: a certificate": {tls: serverTLS{cert: garbage}},
+		"--tls-cert and --tls-key: open ":         {tls: serverTLS{cert: none, key: none}},
+		"--worker-cert and --worker-cert-key":     {workerTLS: clientTLS{cert: garbage, key: garbage}},
+		"--worker-ca: " + garbage:                 {workerTLS: clientTLS{ca: garbage}},
+		"--tls-client-ca needs --tls-cert":        {tls: serverTLS{clientCA: garbage}},
 		"--worker-api-key-file: " + garbage:       {workerKey: garbage},
 		"--header-timeout must be positive":       {header: -1},
 	} {

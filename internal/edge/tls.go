@@ -48,38 +48,78 @@ func (c *Certificate) apply(texts [][]byte) error {
 	return nil
 }
 
-// ServerTLS is for a port: connections that come use the certificate as it is then.
-func (c *Certificate) ServerTLS() *tls.Config {
-	return &tls.Config{
+// Authorities are the certificates of those whose word is taken for who somebody is, from a file that may change.
+type Authorities struct {
+	file string
+	now  atomic.Pointer[x509.CertPool]
+}
+
+// OpenAuthorities reads a file of certificates in PEM.
+func OpenAuthorities(file string) (*Authorities, error) {
+	a := &Authorities{file: file}
+	texts, err := readAll([]string{file})
+	if err != nil {
+		return nil, err
+	}
+	if err := a.apply(texts); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Watched is for [Watch].
+func (a *Authorities) Watched() Watched {
+	return Watched{What: "trusted certificates " + a.file, Files: []string{a.file}, Apply: a.apply}
+}
+
+func (a *Authorities) apply(texts [][]byte) error {
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(texts[0]) {
+		return fmt.Errorf("%s: there is no certificate in it", a.file)
+	}
+	a.now.Store(pool)
+	return nil
+}
+
+// ServerTLS is for a port: connections that come use the certificate as it is then. With clients, only those get in who show
+// a certificate that one of these has signed, as the file is then.
+func (c *Certificate) ServerTLS(clients *Authorities) *tls.Config {
+	t := &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.now.Load(), nil },
 	}
+	if clients == nil {
+		return t
+	}
+	t.ClientAuth = tls.RequireAndVerifyClientCert
+	t.SessionTicketsDisabled = true // who was trusted once is judged anew by those who are trusted now
+	each := t.Clone()
+	t.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := each.Clone()
+		now.ClientCAs = clients.now.Load()
+		return now, nil
+	}
+	return t
 }
 
-// WorkerTLS says how the router speaks to workers whose address is https.
-type WorkerTLS struct {
-	CA string // file of the certificates that workers' are checked against [the system's]
-	// Own is the router's certificate, shown to workers that want one [none].
+// ClientTLS says how to speak to servers over TLS. Its zero value trusts whom the system trusts.
+type ClientTLS struct {
+	// CA are those whose word for a server is taken [the system's].
+	CA *Authorities
+	// Own is the certificate that is shown to servers that want one [none].
 	Own *Certificate
-	// ServerName is what workers' certificates must be for [the host of their address].
+	// ServerName is what servers' certificates must be for [the host of their address].
 	ServerName string
 }
 
-// Config reads the CA file. It is read once: a change of whom to trust wants a restart.
-func (w WorkerTLS) Config() (*tls.Config, error) {
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: w.ServerName}
-	if w.CA != "" {
-		text, err := readFile(w.CA)
-		if err != nil {
-			return nil, err
-		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("%s: there is no certificate in it", w.CA)
-		}
+// Config is for connections that are opened now: later ones may need another, where a file has changed. It is the caller's.
+func (c *ClientTLS) Config() *tls.Config {
+	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
+	if c.CA != nil {
+		t.RootCAs = c.CA.now.Load()
 	}
-	if w.Own != nil {
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return w.Own.now.Load(), nil }
+	if c.Own != nil {
+		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.Own.now.Load(), nil }
 	}
-	return c, nil
+	return t
 }

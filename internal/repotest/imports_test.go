@@ -59,6 +59,7 @@ internal/webui/browser:
 internal/router/record:                internal/openai
 internal/router/accesslog:             internal/router/record prometheus
 internal/edge:                         internal/openai internal/httpbody internal/room
+internal/edge/edgetest:                internal/edge
 internal/discovery:
 internal/discovery/etcd:               internal/discovery etcd
 internal/discovery/kubernetes:         internal/discovery kubernetes

@@ -2,7 +2,6 @@ package router
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -57,7 +56,7 @@ type Config struct {
 	WorkerKey         string
 	PassAuthorization bool
 	// WorkerTLS is for workers whose address is https [the system's CAs].
-	WorkerTLS *tls.Config
+	WorkerTLS edge.ClientTLS
 	Policy    string // of both legs [PolicyLeastInflight]
 	// PrefillPolicy and DecodePolicy are the policies of the legs [Policy], see package policy.
 	PrefillPolicy, DecodePolicy string

@@ -109,10 +109,10 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 		side: side, name: base.Host, base: base, bootHost: host, bootPort: port, kick: make(chan struct{}, 1), since: time.Now(), releases: make(chan struct{}, releaseAtOnce),
 		zone: b.Zone, models: b.Models, wantLoad: r.wantsLoad, signIn: r.signIn,
 		rt: &http.Transport{
-			DialContext: r.cfg.DialContext, TLSHandshakeTimeout: r.cfg.DialTimeout, DisableCompression: true,
+			DialContext: r.cfg.DialContext, DialTLSContext: r.dialTLS(base), DisableCompression: true,
 			MaxIdleConnsPerHost: r.cfg.MaxInflight, IdleConnTimeout: 90 * time.Second,
 			// HTTP/1.1 only, as for legs.
-			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10, TLSClientConfig: r.cfg.WorkerTLS.Clone(),
+			Protocols: http1(), MaxResponseHeaderBytes: 64 << 10,
 		},
 		lost: r.abandon,
 		changed: func(w *worker, s status, reason string) {
@@ -126,7 +126,7 @@ func (r *Router) newWorker(b Backend, side room.Side) (*worker, error) {
 	}
 	w.prefix = strings.TrimSuffix(base.EscapedPath(), "/")
 	w.wire = &wire.Client{
-		Addr: dialAddr(base), Host: base.Host, Dial: r.cfg.DialContext, TLS: func() *tls.Config { return workerTLS(w) }, TLSTimeout: r.cfg.DialTimeout,
+		Addr: dialAddr(base), Host: base.Host, Dial: r.cfg.DialContext, TLS: func() *tls.Config { return r.workerTLS(base) }, TLSTimeout: r.cfg.DialTimeout,
 		MaxIdle: r.cfg.MaxInflight, IdleTimeout: w.rt.IdleConnTimeout, MaxHeader: int(w.rt.MaxResponseHeaderBytes),
 	}
 	if b.Kind != KindDetect {
@@ -151,22 +151,35 @@ func dialAddr(base *url.URL) string {
 	return net.JoinHostPort(base.Hostname(), "80")
 }
 
-// workerTLS is how legs speak TLS to w: as its questions do. nil: plain.
-func workerTLS(w *worker) *tls.Config {
-	if w.base.Scheme != "https" {
+// workerTLS is how a new connection to base speaks TLS. nil: plain.
+func (r *Router) workerTLS(base *url.URL) *tls.Config {
+	if base.Scheme != "https" {
 		return nil
 	}
-	c := w.rt.TLSClientConfig
-	if c == nil {
-		c = &tls.Config{}
-	} else {
-		c = c.Clone()
-	}
+	c := r.cfg.WorkerTLS.Config()
 	c.NextProtos = []string{"http/1.1"}
 	if c.ServerName == "" {
-		c.ServerName = w.base.Hostname()
+		c.ServerName = base.Hostname()
 	}
 	return c
+}
+
+// dialTLS opens a connection for http.Transport, which would use for ever whom it trusted at first.
+func (r *Router) dialTLS(base *url.URL) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		raw, err := r.cfg.DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, r.cfg.DialTimeout)
+		defer cancel()
+		c := tls.Client(raw, r.workerTLS(base))
+		if err := c.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		return c, nil
+	}
 }
 
 func http1() *http.Protocols {

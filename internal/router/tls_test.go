@@ -3,117 +3,28 @@ package router
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"io"
 	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/baton-pd/baton/internal/edge"
+	"github.com/baton-pd/baton/internal/edge/edgetest"
 )
 
-// authority is a CA of the test's own, with its files.
-type authority struct {
-	t      *testing.T
-	dir    string
-	cert   *x509.Certificate
-	key    *ecdsa.PrivateKey
-	serial int64
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{t: t, dir: t.TempDir()}
-	a.cert, a.key = a.make(&x509.Certificate{
-		Subject: pkix.Name{CommonName: "CA"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}, time.Hour, "ca", nil, nil)
-	return a
-}
-
-// make signs a certificate that is good for d, and writes name.pem and name.key.
-func (a *authority) make(c *x509.Certificate, d time.Duration, name string, parent *x509.Certificate, by *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	a.serial++
-	c.SerialNumber, c.NotBefore, c.NotAfter = big.NewInt(a.serial), time.Now().Add(-time.Hour), time.Now().Add(d)
-	if parent == nil {
-		parent, by = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, by)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	raw, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	a.write(name+".pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	a.write(name+".key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
-	out, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return out, key
-}
-
-func (a *authority) write(name string, text []byte) {
-	a.t.Helper()
-	if err := os.WriteFile(a.file(name), text, 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-}
-
-func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
-
-// leaf makes NAME.pem and NAME.key for 127.0.0.1 and host.
-func (a *authority) leaf(name, host string, d time.Duration) {
-	a.t.Helper()
-	c := &x509.Certificate{Subject: pkix.Name{CommonName: name}, DNSNames: []string{host}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
-	if host == "" {
-		c.DNSNames, c.IPAddresses = nil, []net.IP{net.IPv4(127, 0, 0, 1)}
-	}
-	a.make(c, d, name, a.cert, a.key)
-}
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
-}
-
-func (a *authority) own(name string) *edge.Certificate {
-	a.t.Helper()
-	c, err := edge.OpenCertificate(a.file(name+".pem"), a.file(name+".key"))
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return c
-}
-
 // tlsWorker serves s to those who have a certificate of a's.
-func (a *authority) tlsWorker(s script, name string) string {
-	pair, err := tls.LoadX509KeyPair(a.file(name+".pem"), a.file(name+".key"))
+func tlsWorker(t *testing.T, a *edgetest.Authority, s script, name string) string {
+	t.Helper()
+	pair, err := tls.LoadX509KeyPair(a.File(name+".pem"), a.File(name+".key"))
 	if err != nil {
-		a.t.Fatal(err)
+		t.Fatal(err)
 	}
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -121,41 +32,37 @@ func (a *authority) tlsWorker(s script, name string) string {
 			s(w, r, nil)
 		}
 	}))
-	srv.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: a.pool(), ClientAuth: tls.RequireAndVerifyClientCert}
+	srv.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: a.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}
 	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	srv.StartTLS()
-	a.t.Cleanup(srv.Close)
+	t.Cleanup(srv.Close)
 	return srv.Listener.Addr().String()
 }
 
 // Workers that want a certificate, and are to show a good one themselves.
 func TestTLSToWorkers(t *testing.T) {
-	a, other := newAuthority(t), newAuthority(t)
-	a.leaf("worker", "", time.Hour)
-	a.leaf("named", "workers.example", time.Hour)
-	a.leaf("router", "router.example", time.Hour)
-	other.leaf("router", "router.example", time.Hour)
-	p, d := a.tlsWorker(okPrefill, "worker"), a.tlsWorker(okStream, "worker")
-	named := a.tlsWorker(okStream, "named")
+	a, other := edgetest.NewAuthority(t), edgetest.NewAuthority(t)
+	a.Leaf("worker", "", time.Hour)
+	a.Leaf("named", "workers.example", time.Hour)
+	a.Leaf("router", "router.example", time.Hour)
+	other.Leaf("router", "router.example", time.Hour)
+	p, d := tlsWorker(t, a, okPrefill, "worker"), tlsWorker(t, a, okStream, "worker")
+	named := tlsWorker(t, a, okStream, "named")
 	plain := tcpWorker(t, okStream)
 	for name, c := range map[string]struct {
-		tls    edge.WorkerTLS
+		tls    edge.ClientTLS
 		decode string
 		want   string // in the error; "": it is served
 	}{
-		"good":                {edge.WorkerTLS{CA: a.file("ca.pem"), Own: a.own("router")}, d, ""},
-		"none of its own":     {edge.WorkerTLS{CA: a.file("ca.pem")}, d, "certificate required"},
-		"of another CA":       {edge.WorkerTLS{CA: a.file("ca.pem"), Own: other.own("router")}, d, "certificate"},
-		"worker's unknown":    {edge.WorkerTLS{CA: other.file("ca.pem"), Own: a.own("router")}, d, "certificate signed by unknown authority"},
-		"worker's other name": {edge.WorkerTLS{CA: a.file("ca.pem"), Own: a.own("router"), ServerName: "elsewhere.example"}, named, "elsewhere.example"},
-		"no TLS there":        {edge.WorkerTLS{CA: a.file("ca.pem"), Own: a.own("router")}, plain, "does not look like a TLS handshake"},
+		"good":                {edge.ClientTLS{CA: a.Trust(), Own: a.Own("router")}, d, ""},
+		"none of its own":     {edge.ClientTLS{CA: a.Trust()}, d, "certificate required"},
+		"of another CA":       {edge.ClientTLS{CA: a.Trust(), Own: other.Own("router")}, d, "certificate"},
+		"worker's unknown":    {edge.ClientTLS{CA: other.Trust(), Own: a.Own("router")}, d, "certificate signed by unknown authority"},
+		"worker's other name": {edge.ClientTLS{CA: a.Trust(), Own: a.Own("router"), ServerName: "elsewhere.example"}, named, "elsewhere.example"},
+		"no TLS there":        {edge.ClientTLS{CA: a.Trust(), Own: a.Own("router")}, plain, "does not look like a TLS handshake"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conf, err := c.tls.Config()
-			if err != nil {
-				t.Fatal(err)
-			}
-			r, err := New(Config{WorkerTLS: conf, MaxRetries: -1, Prefills: []Backend{{URL: "https://" + p, BootstrapPort: 1, Kind: KindBaton}}, Decodes: []Backend{{URL: "https://" + c.decode, Kind: KindBaton}}})
+			r, err := New(Config{WorkerTLS: c.tls, MaxRetries: -1, Prefills: []Backend{{URL: "https://" + p, BootstrapPort: 1, Kind: KindBaton}}, Decodes: []Backend{{URL: "https://" + c.decode, Kind: KindBaton}}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -182,10 +89,7 @@ func TestTLSToWorkers(t *testing.T) {
 		})
 	}
 	// The name to look for may be given, for workers that are known by an address.
-	conf, err := edge.WorkerTLS{CA: a.file("ca.pem"), Own: a.own("router"), ServerName: "workers.example"}.Config()
-	if err != nil {
-		t.Fatal(err)
-	}
+	conf := edge.ClientTLS{CA: a.Trust(), Own: a.Own("router"), ServerName: "workers.example"}
 	r, err := New(Config{WorkerTLS: conf, Decodes: []Backend{{URL: "https://" + named, Kind: KindPlain}}})
 	if err != nil {
 		t.Fatal(err)
@@ -198,9 +102,9 @@ func TestTLSToWorkers(t *testing.T) {
 
 // The router's own port: a new certificate is shown to who comes then, and streams go on.
 func TestTLSPortReloads(t *testing.T) {
-	a := newAuthority(t)
-	a.leaf("port", "", time.Hour)
-	cert := a.own("port")
+	a := edgetest.NewAuthority(t)
+	a.Leaf("port", "", time.Hour)
+	cert := a.Own("port")
 	release := make(chan struct{})
 	d := tcpWorker(t, func(w http.ResponseWriter, r *http.Request, l *leg1) {
 		sse(role, token)(w, r, l)
@@ -215,7 +119,7 @@ func TestTLSPortReloads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := edge.NewServer(r.Handler(), edge.Limits{}, cert.ServerTLS(), slog.New(slog.DiscardHandler))
+	srv := edge.NewServer(r.Handler(), edge.Limits{}, cert.ServerTLS(nil), slog.New(slog.DiscardHandler))
 	served := make(chan error, 1)
 	go func() { served <- srv.ServeTLS(ln, "", "") }()
 	ctx, stop := context.WithCancel(context.Background())
@@ -233,7 +137,7 @@ func TestTLSPortReloads(t *testing.T) {
 	}()
 	shown := func() (serial int64, version uint16, proto string) {
 		t.Helper()
-		conn, err := tls.DialWithDialer(&net.Dialer{Timeout: must}, "tcp", ln.Addr().String(), &tls.Config{RootCAs: a.pool(), NextProtos: []string{"h2", "http/1.1"}})
+		conn, err := tls.DialWithDialer(&net.Dialer{Timeout: must}, "tcp", ln.Addr().String(), &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2", "http/1.1"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -245,11 +149,11 @@ func TestTLSPortReloads(t *testing.T) {
 	if version != tls.VersionTLS13 || proto != "http/1.1" {
 		t.Errorf("version %x, protocol %q", version, proto)
 	}
-	if conn, err := tls.Dial("tcp", ln.Addr().String(), &tls.Config{RootCAs: a.pool(), MaxVersion: tls.VersionTLS11}); err == nil {
+	if conn, err := tls.Dial("tcp", ln.Addr().String(), &tls.Config{RootCAs: a.Pool(), MaxVersion: tls.VersionTLS11}); err == nil {
 		_ = conn.Close()
 		t.Error("TLS 1.1 is spoken")
 	}
-	conn, err := tls.Dial("tcp", ln.Addr().String(), &tls.Config{RootCAs: a.pool()})
+	conn, err := tls.Dial("tcp", ln.Addr().String(), &tls.Config{RootCAs: a.Pool()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,14 +176,14 @@ func TestTLSPortReloads(t *testing.T) {
 			return nil
 		}
 	}
-	a.write("port.pem", []byte("-----BEGIN CERTIFICATE-----\n"))
+	a.Write("port.pem", []byte("-----BEGIN CERTIFICATE-----\n"))
 	if err := hear(); err == nil || !strings.Contains(err.Error(), "port.pem") {
 		t.Errorf("a broken file: %v", err)
 	}
 	if now, _, _ := shown(); now != first {
 		t.Errorf("a broken file changed the certificate: %d", now)
 	}
-	a.leaf("port", "", time.Hour)
+	a.Leaf("port", "", time.Hour)
 	for hear() != nil { // of the new certificate with the old key, perhaps
 	}
 	if now, _, _ := shown(); now == first {
@@ -293,24 +197,24 @@ func TestTLSPortReloads(t *testing.T) {
 }
 
 func TestBadCertificates(t *testing.T) {
-	a := newAuthority(t)
-	a.leaf("good", "", time.Hour)
-	a.leaf("other", "", time.Hour)
-	a.leaf("old", "", -time.Minute)
-	a.write("garbage", []byte("garbage"))
+	a := edgetest.NewAuthority(t)
+	a.Leaf("good", "", time.Hour)
+	a.Leaf("other", "", time.Hour)
+	a.Leaf("old", "", -time.Minute)
+	a.Write("garbage", []byte("garbage"))
 	for want, files := range map[string][2]string{
-		"both files are needed":       {a.file("good.pem"), ""},
-		"no such file":                {a.file("none.pem"), a.file("good.key")},
-		"does not match":              {a.file("good.pem"), a.file("other.key")},
-		"failed to find any PEM data": {a.file("garbage"), a.file("good.key")},
-		"it has expired on ":          {a.file("old.pem"), a.file("old.key")},
+		"both files are needed":       {a.File("good.pem"), ""},
+		"no such file":                {a.File("none.pem"), a.File("good.key")},
+		"does not match":              {a.File("good.pem"), a.File("other.key")},
+		"failed to find any PEM data": {a.File("garbage"), a.File("good.key")},
+		"it has expired on ":          {a.File("old.pem"), a.File("old.key")},
 	} {
 		if _, err := edge.OpenCertificate(files[0], files[1]); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}
-	for want, ca := range map[string]string{"there is no certificate in it": a.file("garbage"), "no such file": a.file("none")} {
-		if _, err := (edge.WorkerTLS{CA: ca}).Config(); err == nil || !strings.Contains(err.Error(), want) {
+	for want, ca := range map[string]string{"there is no certificate in it": a.File("garbage"), "no such file": a.File("none")} {
+		if _, err := edge.OpenAuthorities(ca); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}

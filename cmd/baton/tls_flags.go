@@ -1,0 +1,54 @@
+package main
+
+import (
+	"crypto/tls"
+
+	"github.com/baton-pd/baton/internal/edge"
+)
+
+// serverTLS are the files of a port that serves TLS.
+type serverTLS struct{ cert, key, clientCA string }
+
+// open reads them; nil for a plain port. watched is what may change.
+func (s serverTLS) open() (t *tls.Config, watched []edge.Watched, err error) {
+	if s.cert == "" && s.key == "" {
+		if s.clientCA != "" {
+			return nil, nil, usagef("--tls-client-ca needs --tls-cert and --tls-key: clients show certificates over TLS only")
+		}
+		return nil, nil, nil
+	}
+	c, err := edge.OpenCertificate(s.cert, s.key)
+	if err != nil {
+		return nil, nil, usagef("--tls-cert and --tls-key: %w", err)
+	}
+	watched = append(watched, c.Watched())
+	var clients *edge.Authorities
+	if s.clientCA != "" {
+		if clients, err = edge.OpenAuthorities(s.clientCA); err != nil {
+			return nil, nil, usagef("--tls-client-ca: %w", err)
+		}
+		watched = append(watched, clients.Watched())
+	}
+	return c.ServerTLS(clients), watched, nil
+}
+
+// clientTLS are the files of who speaks TLS to others.
+type clientTLS struct{ ca, cert, key, name string }
+
+// open reads them. The flags' names are for errors.
+func (c clientTLS) open(caFlag, certFlag, keyFlag string) (t edge.ClientTLS, watched []edge.Watched, err error) {
+	t.ServerName = c.name
+	if c.ca != "" {
+		if t.CA, err = edge.OpenAuthorities(c.ca); err != nil {
+			return t, nil, usagef("%s: %w", caFlag, err)
+		}
+		watched = append(watched, t.CA.Watched())
+	}
+	if c.cert != "" || c.key != "" {
+		if t.Own, err = edge.OpenCertificate(c.cert, c.key); err != nil {
+			return t, nil, usagef("%s and %s: %w", certFlag, keyFlag, err)
+		}
+		watched = append(watched, t.Own.Watched())
+	}
+	return t, watched, nil
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math"
@@ -171,10 +172,21 @@ type round struct {
 	prompts     []int
 }
 
+var equalityPart = flag.String("equality-part", "0/1", "K/N: the long form of TestEquality takes only each Nth prompt, from the Kth")
+
+// part reads a flag K/N.
+func part(t *testing.T, s string) (k, n int) {
+	t.Helper()
+	if _, err := fmt.Sscanf(s, "%d/%d", &k, &n); err != nil || k < 0 || k >= n {
+		t.Fatalf("%q is not K/N with 0 <= K < N", s)
+	}
+	return k, n
+}
+
 // equalityRounds: in the short form every prompt goes through once, dealt out over
 // transports and concurrency, and the short chunk edges through both transports. In
-// the long form every prompt goes through every round.
-func equalityRounds(prompts [][]engine.Token) []round {
+// the long form every nth prompt from the kth goes through every round.
+func equalityRounds(prompts [][]engine.Token, k, n int) []round {
 	var rounds []round
 	for _, transport := range []string{"shm", "tcp"} {
 		for _, n := range []int{1, 4, 8} {
@@ -184,8 +196,10 @@ func equalityRounds(prompts [][]engine.Token) []round {
 	edges := 0
 	for i := range prompts {
 		if prove {
-			for k := range rounds {
-				rounds[k].prompts = append(rounds[k].prompts, i)
+			for r := range rounds {
+				if i%n == k {
+					rounds[r].prompts = append(rounds[r].prompts, i)
+				}
 			}
 			continue
 		}
@@ -218,7 +232,8 @@ func equalityRounds(prompts [][]engine.Token) []round {
 func TestEquality(t *testing.T) {
 	needModel(t)
 	prompts := equalityPrompts()
-	rounds := equalityRounds(prompts)
+	k, n := part(t, *equalityPart)
+	rounds := equalityRounds(prompts, k, n)
 	max := 8
 	if prove {
 		max = 32
@@ -231,7 +246,7 @@ func TestEquality(t *testing.T) {
 			}
 		}
 	}
-	if len(order) < 100 {
+	if len(order) < 100/n {
 		t.Fatalf("only %d prompts", len(order))
 	}
 	// One thread each, so prefill and reference share the two cores that a small machine has.

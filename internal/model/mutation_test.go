@@ -3,6 +3,7 @@ package model
 import (
 	"context"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -15,7 +16,10 @@ import (
 	"github.com/baton-pd/baton/internal/room"
 )
 
-var mutationSeed = flag.Uint64("mutation-seed", 1, "which sample of the mutants a short run takes")
+var (
+	mutationSeed = flag.Uint64("mutation-seed", 1, "which sample of the mutants a short run takes")
+	mutationPart = flag.String("mutation-part", "0/1", "K/N: the long form takes only each Nth mutant, from the Kth")
+)
 
 // mutationWorlds, in the order in which they are asked; the cheap ones find most.
 var mutationWorlds = []string{"smallest", "two_chunks", "three_chunks", "told_without_clock", "session_ends_wild", "session_ends_drain", "crashes_drain"}
@@ -28,10 +32,17 @@ func TestMutation(t *testing.T) {
 		t.Skip("-race: see raceBuild")
 	}
 	all := mutants()
-	sample := all
-	if !prove {
+	var sample []*mutant
+	if prove {
+		var k, n int
+		if _, err := fmt.Sscanf(*mutationPart, "%d/%d", &k, &n); err != nil || k < 0 || k >= n {
+			t.Fatalf("-mutation-part %s is not K/N with 0 <= K < N", *mutationPart)
+		}
+		for i := k; i < len(all); i += n {
+			sample = append(sample, all[i])
+		}
+	} else {
 		rng := rand.New(rand.NewPCG(*mutationSeed, 0))
-		sample = nil
 		for _, i := range rng.Perm(len(all))[:60] {
 			sample = append(sample, all[i])
 		}

@@ -270,24 +270,26 @@ func TestMutatedTraces(t *testing.T) {
 	reported, total := 0, 0
 	reasons := map[string]int{}
 	for seed := range worlds {
-		w := randomWorld(t, 1000+seed, 6)
-		rng := rand.New(rand.NewPCG(seed, 2))
-		for range draws {
-			m := mutate(w, rng, names)
-			if m == nil {
-				continue
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			w := randomWorld(t, 1000+seed, 6)
+			rng := rand.New(rand.NewPCG(seed, 2))
+			for range draws {
+				m := mutate(w, rng, names)
+				if m == nil {
+					continue
+				}
+				total++
+				if rep := check(t, lines(w.p.header, m.p), lines(w.d.header, m.d)); !rep.OK() {
+					reported++
+					continue
+				}
+				why := m.harmless()
+				reasons[m.field+": "+why]++
+				if why == "" {
+					t.Errorf("seed %d: %s changed and not reported:\n%+v\n%+v", seed, m.field, m.old, m.now)
+				}
 			}
-			total++
-			if rep := check(t, lines(w.p.header, m.p), lines(w.d.header, m.d)); !rep.OK() {
-				reported++
-				continue
-			}
-			why := m.harmless()
-			reasons[m.field+": "+why]++
-			if why == "" {
-				t.Errorf("seed %d: %s changed and not reported:\n%+v\n%+v", seed, m.field, m.old, m.now)
-			}
-		}
+		})
 	}
 	var list []string
 	for why, n := range reasons {

@@ -22,11 +22,12 @@ internal/model/legacy:                 internal/model/explore internal/room
 internal/kv:                           prometheus golang.org/x/sys
 internal/transfer:                     internal/kv internal/room
 internal/transfer/door:
+internal/transfer/grants:              internal/transfer
 internal/transfer/postq:               internal/transfer
 internal/transfer/mem:                 internal/transfer
-internal/transfer/tcp:                 internal/transfer internal/transfer/door internal/transfer/postq internal/room golang.org/x/sys
-internal/transfer/shm:                 internal/transfer internal/transfer/door internal/transfer/postq internal/room golang.org/x/sys
-internal/transfer/nixl:                internal/transfer internal/transfer/door internal/room internal/dynlib purego golang.org/x/sys
+internal/transfer/tcp:                 internal/transfer internal/transfer/door internal/transfer/grants internal/transfer/postq internal/room golang.org/x/sys
+internal/transfer/shm:                 internal/transfer internal/transfer/door internal/transfer/grants internal/transfer/postq internal/room golang.org/x/sys
+internal/transfer/nixl:                internal/transfer internal/transfer/door internal/transfer/grants internal/room internal/dynlib purego golang.org/x/sys
 internal/transfer/fault:               internal/transfer internal/room
 internal/transfer/meter:               internal/transfer prometheus
 internal/transfer/transfertest:        internal/transfer internal/room internal/kv go.uber.org/goleak

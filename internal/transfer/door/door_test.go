@@ -16,7 +16,7 @@ func TestErrorsAreWaitedOut(t *testing.T) {
 		var at []time.Duration
 		calls := 0
 		var admitted []int
-		Accept(func() (int, error) {
+		accept(func() (int, error) {
 			at = append(at, time.Since(begin))
 			switch calls++; calls {
 			case 1, 2, 3, 5:
@@ -44,7 +44,7 @@ func TestDoneEndsAPause(t *testing.T) {
 		done := make(chan struct{})
 		ended := make(chan struct{})
 		go func() {
-			Accept(func() (int, error) { return 0, syscall.EMFILE }, done, func(int) {})
+			accept(func() (int, error) { return 0, syscall.EMFILE }, done, func(int) {})
 			close(ended)
 		}()
 		<-time.After(10 * time.Second) // of the bubble: pauses are at their longest

@@ -31,11 +31,12 @@ type conn struct {
 	tc    *net.TCPConn
 	sess  *session // set by join, then constant
 	nonce uint64   // first word of its notifications
-	child *child   // nil until started
 	out   *outbox
 	wg    sync.WaitGroup // of the sending and the delivering goroutine
 
-	// Under target.mu.
+	// mu is held for moments and is the innermost lock. It also guards the session's entries and their lists.
+	mu      sync.Mutex
+	child   *child            // nil until started
 	entries map[uint64]*entry // that have entered and not been answered
 
 	once  sync.Once
@@ -47,7 +48,7 @@ type conn struct {
 	fates  []fate
 	more   chan struct{} // cap 1
 
-	activeMu sync.Mutex // orders the commands to the helper; before target.mu
+	activeMu sync.Mutex // orders the commands to the helper; before mu
 	active   uint64     // what it was last told
 }
 
@@ -66,21 +67,6 @@ type fate struct {
 	left bool // not finished; otherwise landed
 }
 
-// admit starts the handshake of tc on its own goroutine, or refuses tc.
-func (t *target) admit(tc *net.TCPConn) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed || len(t.greeting) >= t.tr.cfg.MaxHalfOpen {
-		if !t.closed {
-			t.tr.stats.halfOpenRefused.Add(1)
-		}
-		_ = tc.Close()
-		return
-	}
-	t.greeting[tc] = struct{}{}
-	t.workers.Go(func() { t.serve(tc) })
-}
-
 // serve greets tc and, if its session lets it in, listens until it has ended.
 func (t *target) serve(tc *net.TCPConn) {
 	defer tc.Close()
@@ -88,11 +74,7 @@ func (t *target) serve(tc *net.TCPConn) {
 	f := &frames{r: tc}
 	id, err := c.hello(f)
 	if err != nil {
-		t.mu.Lock()
-		delete(t.greeting, tc)
-		closed := t.closed
-		t.mu.Unlock()
-		if !closed {
+		if t.door.Pass(tc) {
 			t.tr.stats.badHandshakes.Add(1)
 		}
 		return
@@ -111,7 +93,7 @@ func (t *target) serve(tc *net.TCPConn) {
 	c.stop(c.run(f))
 	gone := c.finish()
 	_ = tc.Close()
-	t.leave(c, gone)
+	t.Leave(c, c.sess, gone)
 }
 
 // hello reads the first frame.
@@ -197,9 +179,9 @@ func (c *conn) open() (readyInfo, error) {
 		return readyInfo{}, err
 	}
 	c.t.tr.stats.started.Add(1)
-	c.t.mu.Lock()
+	c.mu.Lock()
 	c.child = child
-	c.t.mu.Unlock()
+	c.mu.Unlock()
 	late := time.NewTimer(cfg.Handshake)
 	defer late.Stop()
 	select {
@@ -215,7 +197,7 @@ func (c *conn) open() (readyInfo, error) {
 // childEnd hears that the helper is dead.
 func (c *conn) childEnd(err error, lost bool) {
 	if lost {
-		c.t.tr.lostHelper("target", c.sess.id, err)
+		c.t.tr.lostHelper("target", c.sess.ID, err)
 	}
 	c.stop(err)
 }
@@ -225,22 +207,23 @@ func (c *conn) stop(cause error) {
 	c.once.Do(func() {
 		c.cause = cause
 		close(c.ended)
-		c.t.mu.Lock()
-		child := c.child
-		c.t.mu.Unlock()
-		if child != nil {
+		if child := c.helper(); child != nil {
 			child.kill(cause, true)
 		}
 		_ = c.tc.SetReadDeadline(time.Unix(1, 0)) // wakes run
 	})
 }
 
+func (c *conn) helper() *child {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.child
+}
+
 // finish makes sure that nothing of this connection can store any more: true, or says that
 // only the writer's own end would be a proof and it has not come.
 func (c *conn) finish() (gone bool) {
-	c.t.mu.Lock()
-	child := c.child
-	c.t.mu.Unlock()
+	child := c.helper()
 	if child != nil {
 		child.kill(c.cause, true) // stop may have come before the helper was known
 		child.wait()
@@ -288,38 +271,44 @@ func (c *conn) handle(k kind, body []byte) error {
 
 // enter decides whether a write may store, and counts it in.
 func (c *conn) enter(e *enter) error {
-	t := c.t
-	verdict := verdictEnter
-	t.mu.Lock()
-	g := t.grants[e.grant]
+	c.mu.Lock()
+	twice, many := c.entries[e.seq] != nil, len(c.entries) >= maxEntries
+	c.mu.Unlock()
 	switch {
-	case c.entries[e.seq] != nil:
-		t.mu.Unlock()
+	case twice:
 		return errOrder
-	case len(c.entries) >= maxEntries:
-		t.mu.Unlock()
+	case many:
 		return errTooMany
-	case g == nil || g.sess != c.sess || g.Key != e.key:
-		verdict = verdictGrant
-		t.tr.stats.grantRefused.Add(1)
+	}
+	g := c.t.Live(c.sess, e.grant)
+	switch {
+	case g == nil || g.Key != e.key:
+		c.t.tr.stats.grantRefused.Add(1)
+		c.answer(e.seq, verdictGrant)
 	case !e.inside(g.Spans):
-		verdict = verdictBounds
-		t.tr.stats.boundsRefused.Add(1)
+		c.t.tr.stats.boundsRefused.Add(1)
+		c.answer(e.seq, verdictBounds)
+	case !c.t.Enter(c, g): // revoked meanwhile
+		c.t.tr.stats.grantRefused.Add(1)
+		c.answer(e.seq, verdictGrant)
 	default:
-		w := &entry{seq: e.seq, grant: g}
-		if e.notify != nil {
-			w.notify = append([]byte{}, e.notify...)
-		}
-		c.entries[e.seq] = w
-		g.writes = append(g.writes, w)
-		g.inside++
-	}
-	t.mu.Unlock()
-	if verdict == verdictEnter {
+		c.let(e, g)
 		c.activate()
+		c.answer(e.seq, verdictEnter)
 	}
-	c.answer(e.seq, verdict)
 	return nil
+}
+
+// let notes a write that has entered.
+func (c *conn) let(e *enter, g *grant) {
+	w := &entry{seq: e.seq, grant: g}
+	if e.notify != nil {
+		w.notify = append([]byte{}, e.notify...)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.entries[e.seq] = w
+	g.Own.entered = append(g.Own.entered, w)
 }
 
 func (c *conn) answer(seq, verdict uint64) {
@@ -330,12 +319,12 @@ func (c *conn) answer(seq, verdict uint64) {
 func (c *conn) activate() {
 	c.activeMu.Lock()
 	defer c.activeMu.Unlock()
-	c.t.mu.Lock()
+	c.mu.Lock()
 	want := uint64(0)
 	if len(c.entries) > 0 {
 		want = 1
 	}
-	c.t.mu.Unlock()
+	c.mu.Unlock()
 	if want == c.active {
 		return
 	}
@@ -357,19 +346,16 @@ func (c *conn) note(b []byte) error {
 // happened counts an entry out of its grant and leaves the rest to the delivering goroutine:
 // Landed may take a while, and the helper's answers must be read meanwhile.
 func (c *conn) happened(f fate) error {
-	c.t.mu.Lock()
+	c.mu.Lock()
 	e := c.entries[f.seq]
 	if e == nil || e.landed || e.left {
-		c.t.mu.Unlock()
+		c.mu.Unlock()
 		c.t.tr.stats.protocolErrors.Add(1)
 		return errNote
 	}
 	e.landed, e.left = !f.left, f.left
-	due := c.t.out(e)
-	c.t.mu.Unlock()
-	if due {
-		c.t.revoked(e.grant.ID)
-	}
+	c.mu.Unlock()
+	c.t.Exit(c, e.grant)
 	c.fateMu.Lock()
 	c.fates = append(c.fates, f)
 	c.fateMu.Unlock()
@@ -402,26 +388,27 @@ func (c *conn) deliver() {
 // settle delivers the first writes of the grant of entry seq whose fate is known.
 func (c *conn) settle(seq uint64) {
 	t := c.t
-	t.mu.Lock()
+	c.mu.Lock()
 	e := c.entries[seq]
-	t.mu.Unlock()
+	c.mu.Unlock()
 	for e != nil { // else delivered with an earlier one
-		t.mu.Lock()
+		c.mu.Lock()
 		g := e.grant
-		if len(g.writes) == 0 || !g.writes[0].landed && !g.writes[0].left {
-			t.mu.Unlock()
+		in := g.Own.entered
+		if len(in) == 0 || !in[0].landed && !in[0].left {
+			c.mu.Unlock()
 			return
 		}
-		head, live := g.writes[0], g.live
-		g.writes = g.writes[1:]
+		head := in[0]
+		g.Own.entered = in[1:]
 		delete(c.entries, head.seq)
-		t.mu.Unlock()
+		c.mu.Unlock()
 		c.activate()
 		if head.left {
 			continue
 		}
 		verdict := verdictGrant
-		if live {
+		if t.Live(c.sess, g.ID) == g {
 			if head.notify != nil {
 				t.sink.Landed(g.ID, head.notify)
 			}
@@ -442,17 +429,13 @@ func (c *conn) tick() {
 	default:
 	}
 	late := false
-	c.t.mu.Lock()
-	for _, g := range c.t.draining {
-		if g.sess == c.sess {
-			g.age++
-			late = late || g.age > c.t.tr.cfg.Stall
-		}
+	for _, g := range c.t.Draining(c.sess) {
+		g.Own.age++
+		late = late || g.Own.age > c.t.tr.cfg.Stall
 	}
-	c.t.mu.Unlock()
 	if late {
 		c.t.tr.stats.stalled.Add(1)
-		c.t.tr.cfg.Log.Warn("a revoked writer did not leave: its session is ended", "transport", "nixl", "session", uint64(c.sess.id))
+		c.t.tr.cfg.Log.Warn("a revoked writer did not leave: its session is ended", "transport", "nixl", "session", uint64(c.sess.ID))
 		c.stop(errStalled)
 	}
 }

@@ -91,12 +91,8 @@ func (r *rig) post(t testing.TB, w transfer.Write) <-chan error {
 
 // helpers are the two processes.
 func (r *rig) helpers() (target, source *child) {
-	r.tgt.mu.Lock()
-	defer r.tgt.mu.Unlock()
-	for s := range r.tgt.live {
-		if s.conn != nil {
-			target = s.conn.child
-		}
+	for _, c := range r.tgt.Conns() {
+		target = c.helper()
 	}
 	return target, r.peer.child
 }

@@ -29,7 +29,7 @@ type conn struct {
 	uc   *net.UnixConn
 	sess *session // set by join, then constant
 
-	table *table // under target.mu; nil once the connection has left
+	table *table // its fields under the book's lock
 
 	ctl   control // mapped while serve runs
 	ctlFD int     // -1 once passed on
@@ -44,34 +44,16 @@ type conn struct {
 	entry   [ringSlotLen]byte
 }
 
-// admit starts the handshake of uc on its own goroutine, or refuses uc.
-func (t *target) admit(uc *net.UnixConn) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed || len(t.greeting) >= t.tr.cfg.MaxHalfOpen {
-		if !t.closed {
-			t.tr.stats.halfOpenRefused.Add(1)
-		}
-		_ = uc.Close()
-		return
-	}
-	t.greeting[uc] = struct{}{}
-	t.wg.Go(func() { t.serve(uc) })
-}
-
 // serve greets uc and, if its session lets it in, listens until the source has gone.
 func (t *target) serve(uc *net.UnixConn) {
 	defer uc.Close()
 	c := &conn{t: t, uc: uc, ctlFD: -1, buf: make([]byte, 64*messageLen)}
 	defer c.free()
 	err := c.welcome()
-	t.mu.Lock()
-	delete(t.greeting, uc)
-	closed := t.closed
-	t.mu.Unlock()
+	open := t.door.Pass(uc)
 	if c.sess == nil {
 		// Without a byte, somebody has looked whether the socket is stale.
-		if err != nil && err != io.EOF && !closed {
+		if err != nil && err != io.EOF && open {
 			t.tr.stats.badHandshakes.Add(1)
 		}
 		return
@@ -84,7 +66,7 @@ func (t *target) serve(uc *net.UnixConn) {
 		c.dismiss()
 		gone = c.drain()
 	}
-	t.leave(c, gone)
+	t.Leave(c, c.sess, gone)
 }
 
 // free undoes what welcome has made.
@@ -283,7 +265,7 @@ func (c *conn) last() {
 // revoked meanwhile.
 func (c *conn) done(m *message, notify []byte) {
 	answer := message{kind: kindAnswer, value: m.value, code: verdictGrant}
-	if c.t.lives(c, m.grant) {
+	if c.t.Live(c.sess, m.grant) != nil {
 		if m.notify {
 			c.t.sink.Landed(m.grant, notify)
 		}

@@ -121,7 +121,7 @@ func mapShared(fd, n int) ([]byte, error) {
 }
 
 // table is the target's side of a control area. What it needs to know it keeps in its
-// own memory; of the shared words it reads only the count of writers. The target's lock guards it.
+// own memory; of the shared words it reads only the count of writers. The book's lock guards it.
 type table struct {
 	ctl   control
 	used  [slots]bool

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/grants"
 )
 
 // count is the process's goroutines and open files.
@@ -112,12 +113,10 @@ func TestSoakReturnsToBaseline(t *testing.T) {
 			t.Fatalf("%d notifications, want %d", got, writers*each)
 		}
 		tg := p.tgt.(*target)
-		tg.mu.Lock()
-		defer tg.mu.Unlock()
-		if len(tg.grants)+len(tg.draining) != 0 {
-			t.Fatalf("%d grants, %d draining left", len(tg.grants), len(tg.draining))
+		if n := tg.Counts(); n.Grants+n.Draining != 0 {
+			t.Fatalf("left: %+v", n)
 		}
-		for c := range tg.sessions[1].conns {
+		for _, c := range tg.Conns() {
 			if c.table.used != [slots]bool{} || len(c.table.arena.holes) != 1 {
 				t.Fatal("the grant table is not empty")
 			}
@@ -155,10 +154,8 @@ func TestConnectionsLeaveNothingBehind(t *testing.T) {
 	}
 	backTo(t, goroutines, files, maps)
 	tg := p.tgt.(*target)
-	tg.mu.Lock()
-	defer tg.mu.Unlock()
-	if len(tg.sessions) != 1 || len(tg.live) != 1 || len(tg.greeting)+len(tg.grants)+len(tg.draining) != 0 {
-		t.Fatalf("left: %d sessions, %d live, %d greeting, %d grants, %d draining", len(tg.sessions), len(tg.live), len(tg.greeting), len(tg.grants), len(tg.draining))
+	if n := tg.Counts(); n != (grants.Counts{Sessions: 1, Unfenced: 1}) {
+		t.Fatalf("left: %+v", n)
 	}
 }
 

@@ -52,7 +52,7 @@ type conn struct {
 	// Arguments and results of readReady, the only function that reads the socket.
 	readReady func(fd uintptr) bool
 	iov       []unix.Iovec
-	guard     *grant // nil: the vector holds no granted memory
+	guard     *guard // nil: the vector holds no granted memory
 	wait      bool   // wait for the socket; otherwise give up with EAGAIN
 	n         int
 	errno     syscall.Errno
@@ -168,7 +168,7 @@ func (c *conn) openFrame(h *header) error {
 	w.grant = c.t.lookup(c.sess, h)
 	if w.grant == nil {
 		c.refuse(w, codeGrant)
-	} else if !inside(w.grant.spans, w.table) {
+	} else if !inside(w.grant.Spans, w.table) {
 		c.refuse(w, codeBounds)
 	}
 	return c.payload(w, h.payload)
@@ -237,7 +237,7 @@ func (c *conn) payload(w *inWrite, n uint64) error {
 
 // complete hands the notification over and answers. All bytes are applied.
 func (c *conn) complete(w *inWrite) {
-	if !w.grant.live() {
+	if !w.grant.Own.live() {
 		c.refuse(w, codeGrant)
 		return
 	}
@@ -290,7 +290,7 @@ func (c *conn) fillTo(n, most int) error {
 
 // read does one readv of c.iov, under g's lock if there is one. Answers are sent before
 // it waits for the socket, until there are low bytes, the end or no room for more.
-func (c *conn) read(g *grant, low int) error {
+func (c *conn) read(g *guard, low int) error {
 	c.guard, c.wait = g, false
 	err := c.raw.Read(c.readReady)
 	if err == nil && c.errno == syscall.EAGAIN {

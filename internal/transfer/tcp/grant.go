@@ -1,19 +1,9 @@
 package tcp
 
-import (
-	"sync"
+import "sync"
 
-	"github.com/baton-pd/baton/internal/room"
-	"github.com/baton-pd/baton/internal/transfer"
-)
-
-// grant is a live permission. spans, key and sess never change.
-type grant struct {
-	id    transfer.GrantID
-	key   room.Key
-	sess  *session
-	spans []transfer.Span // sorted by offset, disjoint, inside the memory
-
+// guard is what tcp keeps with a grant.
+type guard struct {
 	// mu is held during each store, so that revoke is a fence. Never held while
 	// waiting for a socket. Innermost lock.
 	mu      sync.Mutex
@@ -21,14 +11,14 @@ type grant struct {
 }
 
 // revoke returns when no store is under way and none can begin.
-func (g *grant) revoke() {
+func (g *guard) revoke() {
 	g.mu.Lock()
 	g.revoked = true
 	g.mu.Unlock()
 }
 
 // live reports whether g was not yet revoked at some moment of the call.
-func (g *grant) live() bool {
+func (g *guard) live() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return !g.revoked

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/grants"
 )
 
 // count is the process's goroutines and open files.
@@ -100,11 +101,8 @@ func TestSoakReturnsToBaseline(t *testing.T) {
 			t.Fatalf("%d notifications, want %d", got, writers*each)
 		}
 		tg := p.tgt.(*target)
-		tg.mu.Lock()
-		left := len(tg.grants)
-		tg.mu.Unlock()
-		if left != 0 {
-			t.Fatalf("%d grants left", left)
+		if n := tg.Counts(); n.Grants+n.Draining != 0 {
+			t.Fatalf("left: %+v", n)
 		}
 	})
 	backTo(t, goroutines, files)
@@ -135,10 +133,8 @@ func TestConnectionsLeaveNothingBehind(t *testing.T) {
 	}
 	backTo(t, goroutines, files)
 	tg := p.tgt.(*target)
-	tg.mu.Lock()
-	defer tg.mu.Unlock()
-	if len(tg.sessions) != 1 || len(tg.greeting) != 0 || len(tg.grants) != 0 {
-		t.Fatalf("%d sessions, %d greeting, %d grants left", len(tg.sessions), len(tg.greeting), len(tg.grants))
+	if n := tg.Counts(); n != (grants.Counts{Sessions: 1, Unfenced: 1}) {
+		t.Fatalf("left: %+v", n)
 	}
 }
 
@@ -276,9 +272,7 @@ func TestKernelHoldsLittle(t *testing.T) {
 		t.Errorf("source keeps %d unsent bytes", v)
 	}
 	tg := p.tgt.(*target)
-	tg.mu.Lock()
-	defer tg.mu.Unlock()
-	for c := range tg.sessions[1].conns {
+	for _, c := range tg.Conns() {
 		if v := get(c.tcp, unix.SOL_SOCKET, unix.SO_RCVBUF); v != 200<<10 { // the kernel doubles it
 			t.Errorf("target's buffer has %d bytes", v)
 		}

@@ -7,7 +7,7 @@ import "github.com/baton-pd/baton/internal/transfer"
 func (c *conn) storeBuffered(w *inWrite, n uint64) uint64 {
 	src := c.buf[c.r:c.w]
 	src = src[:min(n, uint64(len(src)))]
-	g := w.grant
+	g := &w.grant.Own
 	g.mu.Lock()
 	revoked := g.revoked
 	got := 0
@@ -57,7 +57,7 @@ func (c *conn) storeDirect(w *inWrite, n uint64) (uint64, error) {
 	if n >= smallRead {
 		low = int(min(n, lowBytes))
 	}
-	if err := c.read(w.grant, low); err != nil {
+	if err := c.read(&w.grant.Own, low); err != nil {
 		return 0, err
 	}
 	if c.fenced {

@@ -103,9 +103,7 @@ func TestRevokeInTheMiddleOfAWrite(t *testing.T) {
 func (p *pair) stored(t *testing.T, id transfer.GrantID, at int) {
 	t.Helper()
 	tg := p.tgt.(*target)
-	tg.mu.Lock()
-	g := tg.grants[id]
-	tg.mu.Unlock()
+	g := &tg.Live(tg.Conns()[0].sess, id).Own
 	end := time.Now().Add(patience)
 	for {
 		g.mu.Lock()

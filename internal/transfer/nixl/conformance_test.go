@@ -32,6 +32,7 @@ func TestConformance(t *testing.T) {
 				Caps:           transfer.Caps{NeedsDrain: true},
 				FencesSessions: New(cfg).SessionFences(),
 				KillPeer:       true,
+				GoesOn:         true, // the writer's helper
 				Garbage:        throwGarbage,
 				Silent: func(t *testing.T, d transfer.Descriptor) transfer.Descriptor {
 					ln, err := net.Listen("tcp", "127.0.0.1:0") // its backlog takes connections

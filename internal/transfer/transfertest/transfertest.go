@@ -48,6 +48,8 @@ type Options struct {
 	// KillPeer: the transport reaches other processes, so the tests of a killed and
 	// of a stopped writer run. The test binary must call Main.
 	KillPeer bool
+	// GoesOn: another process may finish what a writer that is stopped has begun, so that Revoked may come meanwhile.
+	GoesOn bool
 	// Garbage throws malformed bytes at the target, in as many ways as it has ports
 	// and files, and returns when they were read or refused. nil: there is nothing to
 	// throw at. The target must stay usable.

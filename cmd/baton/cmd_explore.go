@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,7 +30,7 @@ a shortest counterexample, which --trace takes again, step by step. --scenario t
 a world (--list) or a .world file; --large adds the worlds that take minutes; --fault breaks the
 model of the shells on purpose, to see what is found. docs/explorer.md explains it.
 
-Exit status: 0 every world holds, or breaks only what it is known to break; 1 a violation; 2 wrong usage.`
+Exit status: 0 every world holds; 1 a violation; 2 wrong usage.`
 
 func newExplore() *cobra.Command {
 	var f exploreFlags
@@ -133,14 +132,13 @@ type worldResult struct {
 	Seconds     float64 `json:"seconds"`
 	HeapMiB     uint64  `json:"heap_mib"`
 	Complete    bool    `json:"complete"`
-	// Verdict is "holds", "known limit" or "violation".
+	// Verdict is "holds" or "violation".
 	Verdict        string   `json:"verdict"`
 	Violation      string   `json:"violation"`
 	Counterexample []string `json:"counterexample"`
 }
 
-// exploreAll prints a line for each world and the counterexamples; broken counts the violations that
-// are not known limits.
+// exploreAll prints a line for each world and the counterexamples; broken counts the violations.
 func exploreAll(ctx context.Context, out io.Writer, worlds []*model.Scenario, fault model.Fault) (results []worldResult, broken int, err error) {
 	fmt.Fprintf(out, "%-22s %10s %12s %6s %9s %8s  verdict\n", "world", "states", "transitions", "depth", "time", "memory")
 	for _, sc := range worlds {
@@ -160,10 +158,6 @@ func exploreAll(ctx context.Context, out io.Writer, worlds []*model.Scenario, fa
 				res.Counterexample = append(res.Counterexample, l.Step)
 			}
 			res.Verdict = "violation"
-			var b *model.BrokenError
-			if errors.As(r.Violation.Err, &b) && b.Invariant == sc.Finds && fault == model.FaultNone {
-				res.Verdict = "known limit"
-			}
 		}
 		fmt.Fprintf(out, "%-22s %10d %12d %6d %9s %5d MiB  %s\n", sc.Name, r.States, r.Transitions, r.Depth,
 			r.Took.Round(time.Millisecond), res.HeapMiB, strings.TrimSuffix(res.Verdict+": "+res.Violation, ": "))

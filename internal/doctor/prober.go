@@ -45,6 +45,3 @@ const probeRoomBits = 47
 func ProbeRoom(random uint64) uint64 {
 	return ProbeRooms | random&(1<<probeRoomBits-1)
 }
-
-// IsProbeRoom reports whether id could be a probe's.
-func IsProbeRoom(id uint64) bool { return id>>probeRoomBits == ProbeRooms>>probeRoomBits }

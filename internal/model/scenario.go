@@ -49,9 +49,6 @@ type Scenario struct {
 	OtherPrompt     bool
 	// EarlyReuse: a tombstone may expire while the other side's room of the key still lives.
 	EarlyReuse bool
-	// Finds is the invariant that this world is known to break: a limit of the design that is
-	// documented. "": none.
-	Finds Invariant
 	// Deadlines: each room's deadline may come at any time. Without them everything must
 	// end by what the two sides tell each other.
 	Deadlines bool
@@ -177,11 +174,6 @@ func (sc *Scenario) set(key, value string) (err error) {
 		return choice(&sc.OtherPrompt, "same", "other")
 	case "reuse_early":
 		return choice(&sc.EarlyReuse, "no", "yes")
-	case "finds":
-		sc.Finds = Invariant(value)
-		if !slices.Contains(Invariants, sc.Finds) {
-			return fmt.Errorf("%q is none of %v", value, Invariants)
-		}
 	case "deadlines":
 		return choice(&sc.Deadlines, "no", "yes")
 	default:

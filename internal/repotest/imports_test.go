@@ -24,7 +24,7 @@ internal/transfer:                     internal/kv internal/room
 internal/transfer/door:
 internal/transfer/grants:              internal/transfer
 internal/transfer/postq:               internal/transfer
-internal/transfer/mem:                 internal/transfer
+internal/transfer/mem:                 internal/transfer internal/transfer/grants
 internal/transfer/tcp:                 internal/transfer internal/transfer/door internal/transfer/grants internal/transfer/postq internal/room golang.org/x/sys
 internal/transfer/shm:                 internal/transfer internal/transfer/door internal/transfer/grants internal/transfer/postq internal/room golang.org/x/sys
 internal/transfer/nixl:                internal/transfer internal/transfer/door internal/transfer/grants internal/room internal/dynlib purego golang.org/x/sys

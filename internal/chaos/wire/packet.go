@@ -75,11 +75,6 @@ func (p *packet) sign() {
 // pseudo is the sum over TCP's pseudo header.
 func (p *packet) pseudo() uint32 { return sum(uint32(protoTCP)+uint32(len(p.tcp)), p.ip[12:20]) }
 
-// valid reports whether both checksums are right.
-func (p *packet) valid() bool {
-	return fold(sum(0, p.ip)) == 0 && (p.tcp == nil || fold(sum(p.pseudo(), p.tcp)) == 0)
-}
-
 // sum adds b's 16-bit words to acc.
 func sum(acc uint32, b []byte) uint32 {
 	for ; len(b) >= 2; b = b[2:] {

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/baton-pd/baton/internal/doctor"
 	"github.com/baton-pd/baton/internal/setup"
 	"github.com/baton-pd/baton/internal/sglang"
 	"github.com/baton-pd/baton/internal/sglang/zmtp"
@@ -130,11 +129,11 @@ func TestSGLangProbe(t *testing.T) {
 			for len(tc.f.seen) > 0 {
 				switch m := (<-tc.f.seen).(type) {
 				case *sglang.Abort:
-					if !doctor.IsProbeRoom(m.Room) || !m.HasGen {
+					if !isProbeRoom(m.Room) || !m.HasGen {
 						t.Errorf("an abort that is not the probe's: %+v", m)
 					}
 				case *sglang.Metadata:
-					if !doctor.IsProbeRoom(m.Room) || m.Required != 2 || !m.Dummy || len(m.Pages) != 0 {
+					if !isProbeRoom(m.Room) || m.Required != 2 || !m.Dummy || len(m.Pages) != 0 {
 						t.Errorf("metadata that could complete: %+v", m)
 					}
 				default:

@@ -18,7 +18,6 @@ package grants
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -39,10 +38,11 @@ type Config struct {
 type Hooks[C comparable, P any] struct {
 	// Under the book's lock: they do not wait and do not call the book.
 
-	// Allow shows a new grant to the connections that its session has. An error refuses it; nobody may know of it then.
-	Allow func(g *Grant[C, P], conns iter.Seq[C]) error
+	// Allow shows a new grant to the connections that its session has, which it only reads. An
+	// error refuses it; nobody may know of it then.
+	Allow func(g *Grant[C, P], conns map[C]struct{}) error
 	// Join shows the live grants of its session to a new connection. False: there is no room, as with Config.Conns.
-	Join func(c C, live iter.Seq[*Grant[C, P]]) bool
+	Join func(c C, s *Session[C, P]) bool
 	// Seal lets no further write into g and returns the connections with a writer inside, except those that
 	// Enter has counted.
 	Seal func(g *Grant[C, P]) []C

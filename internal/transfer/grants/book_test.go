@@ -2,7 +2,6 @@ package grants
 
 import (
 	"errors"
-	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -79,7 +78,7 @@ func TestSessionPhases(t *testing.T) {
 // TestAllowRefuses names what is wrong, and shows the grant to nobody.
 func TestAllowRefuses(t *testing.T) {
 	var shown atomic.Int32
-	b := newBook(newTold(), Hooks[conn, own]{Allow: func(g *Grant[conn, own], _ iter.Seq[conn]) error {
+	b := newBook(newTold(), Hooks[conn, own]{Allow: func(g *Grant[conn, own], _ map[conn]struct{}) error {
 		shown.Add(1)
 		if g.ID == 9 {
 			return transfer.ErrBusy

@@ -31,6 +31,9 @@ type Session[C comparable, P any] struct {
 	lost bool // a connection was given up although its writer may live: never fenced
 }
 
+// Grants are the live ones, to be read only. For Join.
+func (s *Session[C, P]) Grants() map[*Grant[C, P]]struct{} { return s.grants }
+
 // Grant is one permission. The embedded [transfer.Grant] never changes; its Spans are sorted by offset, disjoint,
 // inside the memory and not empty. Own is the transport's, which guards it.
 type Grant[C comparable, P any] struct {
@@ -201,7 +204,7 @@ func (l *ledger[C, P]) allow(g transfer.Grant) error {
 	}
 	live := &Grant[C, P]{Grant: g, sess: s, live: true}
 	if l.hooks.Allow != nil {
-		if err := l.hooks.Allow(live, maps.Keys(s.conns)); err != nil {
+		if err := l.hooks.Allow(live, s.conns); err != nil {
 			return fmt.Errorf("%s: allow grant %d: %w", l.cfg.Kind, g.ID, err)
 		}
 	}
@@ -244,7 +247,7 @@ func (l *ledger[C, P]) join(c C, id transfer.SessionID) (*Session[C, P], error) 
 		return nil, transfer.ErrSession
 	case l.cfg.Conns > 0 && len(s.conns) >= l.cfg.Conns:
 		return nil, transfer.ErrBusy
-	case l.hooks.Join != nil && !l.hooks.Join(c, maps.Keys(s.grants)):
+	case l.hooks.Join != nil && !l.hooks.Join(c, s):
 		return nil, transfer.ErrBusy
 	}
 	s.conns[c] = struct{}{}

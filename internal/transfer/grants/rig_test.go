@@ -1,7 +1,7 @@
 package grants
 
 import (
-	"iter"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -68,12 +68,12 @@ func grantOf(id transfer.GrantID, s transfer.SessionID) transfer.Grant {
 
 // publishing shows grants as shm does: each is in the list of the connections that know it.
 func publishing(h Hooks[conn, own]) Hooks[conn, own] {
-	h.Allow = func(g *Grant[conn, own], conns iter.Seq[conn]) error {
-		g.Own.shown = slices.Collect(conns)
+	h.Allow = func(g *Grant[conn, own], conns map[conn]struct{}) error {
+		g.Own.shown = slices.Collect(maps.Keys(conns))
 		return nil
 	}
-	h.Join = func(c conn, live iter.Seq[*Grant[conn, own]]) bool {
-		for g := range live {
+	h.Join = func(c conn, s *Session[conn, own]) bool {
+		for g := range s.Grants() {
 			g.Own.shown = append(g.Own.shown, c)
 		}
 		return true

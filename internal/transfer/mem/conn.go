@@ -15,8 +15,8 @@ type landing struct {
 
 // conn is what the two ends of a connection share.
 type conn struct {
-	target  *target // set by connect, before the peer runs
-	session transfer.SessionID
+	target  *target // set when it joins, before either goroutine runs
+	session *session
 	land    chan landing // unbuffered, from the peer's goroutine to the target's
 
 	down chan struct{} // closed by the first fail
@@ -47,8 +47,8 @@ func (c *conn) failed() error {
 	}
 }
 
-// serve is the target's goroutine: it calls Landed until the connection has ended, then
-// waits until the peer has let go of the memory and tells the target.
+// serve is the target's goroutine: it calls Landed until the connection has ended, tells the target, and
+// waits until the peer has let go of the memory.
 func (c *conn) serve() {
 	for {
 		select {
@@ -56,8 +56,8 @@ func (c *conn) serve() {
 			c.target.sink.Landed(l.grant, l.notify)
 			close(l.done)
 		case <-c.down:
+			c.target.Leave(c, c.session, true) // what it may still store has its grants' leave
 			<-c.gone
-			c.target.disconnected(c)
 			return
 		}
 	}

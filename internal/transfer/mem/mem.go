@@ -6,9 +6,8 @@
 //
 // A [Transport] finds targets through a [Registry]. Each connection has two
 // goroutines: the peer's copies segments and calls Done; the target's calls
-// Sink.Landed, so that a Sink that hangs cannot keep Peer.Close from returning. A
-// target has one more that calls Sink.Fenced. Peer.Close waits for the first,
-// Target.Close for the others.
+// Sink.Landed, so that a Sink that hangs cannot keep Peer.Close from returning.
+// Peer.Close waits for the first, Target.Close for the other.
 //
 // # Fencing
 //
@@ -18,7 +17,7 @@
 //
 // # Lock order
 //
-// Registry.mu, target.mu, grant.mu; conn has no lock. Sink and Done are called
+// Registry.mu, the lock of the target's book ([grants.Book]), guard.mu; conn has no lock. Sink and Done are called
 // under none of them.
 package mem
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/transfertest"
 )
 
 func TestHandshakeIsBounded(t *testing.T) {
@@ -130,8 +131,7 @@ func TestDialRefusesABrokenTarget(t *testing.T) {
 	defer unix.Close(ctlFD)
 	defer unix.Munmap(ctl.b)
 	other := memory(t, controlSize) // zeros: not a control area
-	goroutines, files := count(t)
-	maps := mapped(t)
+	before := transfertest.TakeFootprint(t)
 	done := message{kind: kindDone, value: 1}
 	for name, tc := range map[string]struct {
 		reply []byte
@@ -162,7 +162,7 @@ func TestDialRefusesABrokenTarget(t *testing.T) {
 			}
 		})
 	}
-	backTo(t, goroutines, files, maps)
+	before.Await(t)
 	boot, _ := bootID()
 	for name, d := range map[string]transfer.Descriptor{
 		"kind": {Kind: "tcp", Host: boot}, "machine": {Kind: "shm", Host: "x"}, "path": {Kind: "shm", Host: boot, Addr: "/nonexistent/socket"},

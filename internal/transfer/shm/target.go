@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"iter"
 	"net"
 	"os"
 
@@ -76,7 +75,7 @@ func (t *target) Close() error {
 }
 
 // publish puts g into the tables of conns. A full table is ErrBusy: try again when another grant has ended.
-func publish(g *grant, conns iter.Seq[*conn]) error {
+func publish(g *grant, conns map[*conn]struct{}) error {
 	if len(g.Spans) > spans {
 		return fmt.Errorf("%d spans, at most %d: %w", len(g.Spans), spans, transfer.ErrTooLarge)
 	}
@@ -92,10 +91,10 @@ func publish(g *grant, conns iter.Seq[*conn]) error {
 	return nil
 }
 
-// publishAll puts live grants into c's table. False: it is full, and nobody will look into it.
-func publishAll(c *conn, live iter.Seq[*grant]) bool {
+// publishAll puts the live grants of s into c's table. False: it is full, and nobody will look into it.
+func publishAll(c *conn, s *session) bool {
 	placed := make(map[*grant]int)
-	for g := range live {
+	for g := range s.Grants() {
 		slot, ok := c.table.put(g.ID, g.Key, g.Spans)
 		if !ok {
 			return false

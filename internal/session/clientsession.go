@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/protobuf/proto"
 
@@ -88,7 +87,7 @@ func (c *Client) offer(id transfer.SessionID) (d []transfer.Descriptor, err erro
 func (s *ClientSession) greet(ctx context.Context, offers []transfer.Descriptor) *room.Cause {
 	c := s.client
 	conn, err := grpc.NewClient("passthrough:///"+s.addr, append([]grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(c.credentials()),
 		grpc.WithNoProxy(), // workers reach each other directly
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
@@ -158,12 +157,16 @@ func (s *ClientSession) answered(w clientWire, seq uint64, b body) *room.Cause {
 
 // failed is the cause of an attempt that got no answer.
 func (s *ClientSession) failed(ctx context.Context, code room.Code, act string, err error) *room.Cause {
+	why := reason(err)
+	if ctx.Err() == nil && aboutTLS(why) {
+		s.client.m.sessions.WithLabelValues(outcomeUntrusted).Inc()
+		return s.client.untrusted(s.addr, why)
+	}
 	s.client.m.sessions.WithLabelValues(outcomeFailed).Inc()
 	if c := causeInStatus(err); c != nil {
 		c.Peer = s.addr
 		return c
 	}
-	why := reason(err)
 	if ctx.Err() != nil {
 		code, why = room.CodeUnavailable, context.Cause(ctx).Error()
 	}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"time"
 
@@ -70,6 +71,9 @@ type ClientConfig struct {
 	// Log gets a line for each session that comes up or ends; nil: slog.Default.
 	Log *slog.Logger
 	Tuning
+	// TLS is asked before each attempt how to speak TLS to the prefill worker: files behind it may change. The result is this
+	// package's; without a ServerName the host of the address counts. nil: sessions are not encrypted.
+	TLS func() *tls.Config
 	// DialOptions are added to those of every gRPC connection (tests: a bufconn dialer).
 	DialOptions []grpc.DialOption
 	// Registerer gets the metrics; nil: they are kept but not shown.
@@ -88,6 +92,8 @@ type ServerConfig struct {
 	// Log gets a line for each session that comes up or ends; nil: slog.Default.
 	Log *slog.Logger
 	Tuning
+	// TLS, if not nil, is how decode workers are to speak to this port; others are refused.
+	TLS *tls.Config
 	// MaxSessions bounds the live sessions; more are refused with CodeCapacity. Default 1024.
 	MaxSessions int
 	// Registerer gets the metrics; nil: they are kept but not shown.

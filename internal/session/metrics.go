@@ -25,10 +25,11 @@ type metrics struct {
 
 // Outcomes of sessions_total.
 const (
-	outcomeUp       = "up"       // the hello was accepted
-	outcomeRefused  = "refused"  // the hello was answered with a refusal
-	outcomeFailed   = "failed"   // no answer: unreachable, broken or late
-	outcomeNoOffers = "no_offer" // the decode side's own memory could not be offered
+	outcomeUp        = "up"        // the hello was accepted
+	outcomeRefused   = "refused"   // the hello was answered with a refusal
+	outcomeFailed    = "failed"    // no answer: unreachable, broken or late
+	outcomeUntrusted = "untrusted" // TLS did not come about
+	outcomeNoOffers  = "no_offer"  // the decode side's own memory could not be offered
 )
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -38,7 +39,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "baton_session_up", Help: "Live sessions by the peer: address of the prefill worker, or id of the decode worker.",
 		}, []string{"addr"})),
 		sessions: register(r, prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "baton_sessions_total", Help: "Session attempts by outcome: up, refused, failed, no_offer.",
+			Name: "baton_sessions_total", Help: "Session attempts by outcome: up, refused, untrusted, failed, no_offer.",
 		}, []string{"outcome"})),
 		ends: register(r, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "baton_session_ends_total", Help: "Sessions that were up and have ended, by the code of the cause.",

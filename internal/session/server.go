@@ -61,7 +61,7 @@ func NewServer(c ServerConfig) *Server {
 		conns: newConnSet(2*c.MaxSessions + 64), sessions: make(map[transfer.SessionID]*ServerSession),
 	}
 	s.grpc = grpc.NewServer(
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+		grpc.Creds(s.credentials()), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxHeaderListSize(16<<10), grpc.ConnectionTimeout(t.HelloTimeout), grpc.WaitForHandlers(true),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: max(t.KeepaliveTime, time.Second), Timeout: t.KeepaliveTimeout,

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/baton-pd/baton/internal/supervise"
+	"github.com/baton-pd/baton/internal/worker"
 )
 
 func newPrefill(g *globals) *cobra.Command {
@@ -41,6 +42,7 @@ func newDecode(g *globals) *cobra.Command {
 		},
 	}
 	w.add(c.Flags(), "127.0.0.1:8082")
+	w.edge.addPeer(c.Flags())
 	c.Flags().IntVar(&w.prefixPages, "prefix-cache-pages", 0, "landing pages that may stay with the KV of ended prompts, for prompts that begin alike; 0: none (sim engine with ranks only)")
 	c.Flags().BoolVar(&monolithic, "monolithic", false, "compute prompts here; no prefill worker, no sessions")
 	c.Flags().BoolVar(&local, "allow-local", true, "also serve requests that name no prefill worker, by computing their prompts here")
@@ -57,7 +59,10 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 	ctx, stop := supervise.WatchParent(ctx)
 	defer stop()
 
-	// Listen before the model is loaded, so that a taken port is known at once.
+	var seen worker.Config // files are read, and ports taken, before the model is loaded: what is wrong with them is known at once
+	if err := w.edge.configure(&seen); err != nil {
+		return err
+	}
 	l, err := net.Listen("tcp", w.listen)
 	if err != nil {
 		return usageError{fmt.Errorf("--listen: %w", err)}
@@ -81,6 +86,7 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 	log.Info("model loaded", "model", in.ModelName, "engine", in.Engine, "threads", in.Threads, "ctx", in.ContextLen,
 		"kv_cells", in.KVCells, "chunk", in.ChunkTokens, "took", time.Since(began).Round(time.Millisecond))
 	cfg := w.config(eng, l)
+	cfg.TLS, cfg.PeerTLS, cfg.Keys, cfg.OpenMetrics = seen.TLS, seen.PeerTLS, seen.Keys, seen.OpenMetrics
 	cfg.Log, cfg.Metrics = log, prometheus.NewRegistry()
 	if cfg.Tracer, err = w.otlp.open(role, w.id, log, cfg.Metrics); err != nil {
 		return err
@@ -90,6 +96,7 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 	if err != nil {
 		return err
 	}
+	defer watch(ctx, log, w.edge.watched)()
 	ready := supervise.ReadyInfo{Role: role, HTTP: l.Addr().String()}
 	if bl != nil {
 		ready.Bootstrap = bl.Addr().String()

@@ -153,6 +153,7 @@ type workerFlags struct {
 	keepaliveTime, keepaliveMax time.Duration
 	shutdownGrace               time.Duration
 	monolithic, local           bool // decode only
+	edge                        workerEdge
 }
 
 func (w *workerFlags) add(f *pflag.FlagSet, listen string) {
@@ -167,6 +168,7 @@ func (w *workerFlags) add(f *pflag.FlagSet, listen string) {
 	f.StringVar(&w.shmDir, "shm-dir", "", "decode: directory of the shm transport's socket (default: a private one in the temporary directory)")
 	w.nixl.add(f)
 	w.otlp.add(f)
+	w.edge.addTo(f)
 	f.IntVar(&w.maxQueue, "max-queue", 256, "requests that may wait; more are answered 503")
 	f.IntVar(&w.poolMiB, "pool-mib", 512, "MiB of KV memory outside the engine: decode's landing pages, prefill's staging")
 	f.Var(&w.hugePages, "huge-pages", "of that memory: advise (transparent ones where the kernel lets us), hugetlb (reserved ones, vm.nr_hugepages) or off")

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"os"
@@ -30,6 +31,9 @@ type simSetup struct {
 	args            []string
 	prefill, decode []string // more flags, the last one wins
 	router          []string
+	tls             *tls.Config // workers serve TLS; how to speak to them
+	key             string      // that workers want
+	extra           func(process string) []string
 }
 
 // simModel is what a sim stack answers.
@@ -56,7 +60,7 @@ func startSim(t *testing.T, c simSetup) (*stack.Stack, simModel) {
 		pre = append([]string{"--fault", file}, pre...)
 	}
 	s := start(t, stack.Config{Binary: binaryRace, Prefill: max(c.prefills, 1), Decode: max(c.decodes, 1), Args: append(args, c.args...), TraceDir: t.TempDir(),
-		PrefillArgs: pre, DecodeArgs: c.decode, RouterArgs: c.router})
+		PrefillArgs: pre, DecodeArgs: c.decode, RouterArgs: c.router, WorkerTLS: c.tls, WorkerKey: c.key, Extra: c.extra})
 	return s, simModel(cfg)
 }
 

@@ -64,7 +64,7 @@ internal/edge/edgetest:                internal/edge
 internal/discovery:
 internal/discovery/etcd:               internal/discovery etcd
 internal/discovery/kubernetes:         internal/discovery kubernetes
-internal/worker:                       internal/httpapi internal/otel internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
+internal/worker:                       internal/edge internal/httpapi internal/otel internal/sched internal/trace internal/transfer/hub internal/session internal/transfer internal/kv internal/engine internal/room prometheus
 
 internal/sglang:                       internal/sglang/zmtp internal/transfer/nixl internal/transfer internal/kv internal/room
 internal/sglang/zmtp:

@@ -7,6 +7,7 @@ package stack
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,6 +47,9 @@ type Config struct {
 	// Via, if set, gives the address by which other processes are to reach a port, which may be that
 	// of a proxy. what is "http", "bootstrap" or "data".
 	Via func(name, what, addr string) (string, error)
+	// WorkerTLS: workers serve TLS, as their flags say; this is how to speak to them. nil: plain. WorkerKey is the API key that they want, "": none.
+	WorkerTLS *tls.Config
+	WorkerKey string
 }
 
 // Host is a machine of its own for a process, such as a network namespace.
@@ -68,6 +72,7 @@ type Process struct {
 	s      *Stack
 	host   Host         // nil: this machine
 	client *http.Client // dials from inside the host
+	tls    bool         // HTTP is over TLS
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
@@ -114,7 +119,14 @@ func Start(ctx context.Context, c Config) (*Stack, error) {
 			return nil, err
 		}
 		p := &Process{Name: name, HTTP: addr, args: append(args, "--listen", addr), s: s, out: &tail{}, host: s.hostOf(name)}
-		p.client = &http.Client{Transport: &http.Transport{DialContext: p.Dial, MaxIdleConnsPerHost: 64}}
+		tr := &http.Transport{DialContext: p.Dial, MaxIdleConnsPerHost: 64}
+		p.client = &http.Client{Transport: tr}
+		if list != nil {
+			tr.TLSClientConfig, p.tls = c.WorkerTLS, c.WorkerTLS != nil
+			if c.WorkerKey != "" {
+				p.client.Transport = signed{tr, c.WorkerKey}
+			}
+		}
 		if list != nil && c.TraceDir != "" && !c.Monolithic {
 			p.Trace = filepath.Join(c.TraceDir, name+".rooms.jsonl")
 			p.args = append(p.args, "--room-trace", p.Trace)
@@ -235,20 +247,40 @@ func (s *Stack) backends() ([]string, error) {
 		}
 		s.proxied = append(s.proxied, addr)
 		if p.Bootstrap == "" {
-			args = append(args, "--decode", "http://"+addr)
+			args = append(args, "--decode", p.scheme()+addr)
 			continue
 		}
 		boot, err := s.via(p.Name, "bootstrap", p.Bootstrap)
 		if err != nil {
 			return nil, err
 		}
-		args = append(args, "--prefill", "http://"+addr+","+boot)
+		args = append(args, "--prefill", p.scheme()+addr+","+boot)
 	}
 	return args, nil
 }
 
 // URL is the endpoint of a process.
-func (p *Process) URL() string { return "http://" + p.HTTP }
+func (p *Process) URL() string { return p.scheme() + p.HTTP }
+
+func (p *Process) scheme() string {
+	if p.tls {
+		return "https://"
+	}
+	return "http://"
+}
+
+// signed adds an API key to every request.
+type signed struct {
+	*http.Transport
+	key string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (s signed) RoundTrip(req *http.Request) (*http.Response, error) {
+	req = req.Clone(req.Context())
+	req.Header.Set("Authorization", "Bearer "+s.key)
+	return s.Transport.RoundTrip(req)
+}
 
 // URL is where requests go: the router, or the first decode worker without one.
 func (s *Stack) URL() string {

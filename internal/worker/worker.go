@@ -9,6 +9,7 @@ package worker
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/engine"
 	"github.com/baton-pd/baton/internal/httpapi"
 	"github.com/baton-pd/baton/internal/kv"
@@ -78,8 +80,15 @@ type Config struct {
 	Timeouts   Timeouts
 	Session    session.Tuning
 	MaxBody    int64
-	AllowLocal bool // decode: serve requests without a room by computing the prompt itself
-	LocalOnly  bool // decode: no session, no pool (monolithic)
+	// TLS is spoken on HTTP and, as prefill, on the session port; nil: plain. PeerTLS is how a decode worker speaks to session ports, asked
+	// before each attempt; nil: plain. Neither covers what the transports carry.
+	TLS     *tls.Config
+	PeerTLS func() *tls.Config
+	// Keys are who may use the HTTP side; nil: everybody. OpenMetrics leaves /metrics open nevertheless.
+	Keys        *edge.Keys
+	OpenMetrics bool
+	AllowLocal  bool // decode: serve requests without a room by computing the prompt itself
+	LocalOnly   bool // decode: no session, no pool (monolithic)
 	// RoomTrace is a file for the record of every room, see package trace; "": none.
 	RoomTrace      string
 	RoomTraceBytes int64 // bound of that file; 0: trace's default
@@ -217,7 +226,7 @@ func NewPrefill(c Config, bootstrap net.Listener) (*Worker, error) {
 	})
 	w.Registry = senders.Registry()
 	server := session.NewServer(session.ServerConfig{
-		Identity: c.identity(), Connect: connector(c.Transports), Handler: senders, Log: c.Log, Tuning: c.Session, Registerer: w.Metrics,
+		Identity: c.identity(), Connect: connector(c.Transports), Handler: senders, Log: c.Log, Tuning: c.Session, TLS: c.TLS, Registerer: w.Metrics,
 	})
 	sessions := make(chan struct{})
 	go func() {
@@ -270,7 +279,7 @@ func NewDecode(c Config) (*Worker, error) {
 	}
 	w.Registry = receivers.Registry()
 	client := session.NewClient(session.ClientConfig{
-		Identity: c.identity(), Offer: receivers.Offer, Handler: receivers, Log: c.Log, Tuning: c.Session, Registerer: w.Metrics,
+		Identity: c.identity(), Offer: receivers.Offer, Handler: receivers, Log: c.Log, Tuning: c.Session, TLS: c.PeerTLS, Registerer: w.Metrics,
 	})
 	receivers.Start(client)
 	d := sched.NewDecode(sched.DecodeConfig{
@@ -327,12 +336,27 @@ func (w *Worker) serve(role string) {
 		AllowLocal: w.cfg.AllowLocal || w.cfg.LocalOnly, FlushCache: flush, Log: w.cfg.Log, Version: w.cfg.Version,
 		Worker: w.cfg.ID, Tracer: w.cfg.Tracer,
 	})
-	w.http = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(w.cfg.Log.Handler(), slog.LevelDebug)}
+	w.http = edge.NewServer(w.guard(h), edge.Limits{}, w.cfg.TLS, w.cfg.Log)
+	serve := func() error { return w.http.Serve(w.cfg.HTTP) }
+	if w.cfg.TLS != nil {
+		serve = func() error { return w.http.ServeTLS(w.cfg.HTTP, "", "") }
+	}
 	go func() {
 		defer close(w.served)
-		w.loopEnded("HTTP listener", w.http.Serve(w.cfg.HTTP))
+		w.loopEnded("HTTP listener", serve())
 	}()
+}
+
+// guard asks for a key before h, where keys are wanted: for everything but what tells whether the worker lives. Limits of keys are for routers' clients
+// and are not looked at: a request that a worker turned away for one would count as its failure.
+func (w *Worker) guard(h http.Handler) http.Handler {
+	g := &edge.Guard{Keys: w.cfg.Keys}
+	return g.Wrap(func(path string) edge.Access {
+		if path == "/health" || path == "/metrics" && w.cfg.OpenMetrics {
+			return edge.Anyone
+		}
+		return edge.Client
+	}, h)
 }
 
 // Close ends the worker: running streams get until ctx ends, then everything is

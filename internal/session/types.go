@@ -13,8 +13,8 @@ import (
 	"github.com/baton-pd/baton/internal/transfer"
 )
 
-// ProtocolVersion is refused if it differs.
-const ProtocolVersion = 1
+// ProtocolVersion is refused if it differs. 2: chunks that come in parts, see hub.chunkNote.
+const ProtocolVersion = 2
 
 // Fingerprint is what two workers must have in common to exchange KV.
 type Fingerprint struct {

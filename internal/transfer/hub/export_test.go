@@ -56,3 +56,9 @@ func Note(key room.Key, index, count int, parts [][]byte) []byte {
 
 // Waiting is the number of requests that wait for landing pages.
 func (h *Receivers) Waiting() int { return h.alloc.waiting() }
+
+// MakesWhole reports whether a write's notification is a chunk's.
+func MakesWhole(notify []byte) bool {
+	_, part, err := decodeNote(notify)
+	return err == nil && part == nil
+}

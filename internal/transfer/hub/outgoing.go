@@ -14,23 +14,38 @@ import (
 // maxSegments is how many stores one write gets; every transport can carry as many.
 const maxSegments = 8192
 
-// outgoing is a chunk that its room has begun and not settled. Its bytes leave in one write or several, perhaps
-// while the engine still computes the rest. The notification leaves when all of them are applied and those of
-// earlier chunks have left, so that neither order rests on the transport.
+// outgoing is a chunk that its room has begun and not settled. Its bytes leave in one write with the chunk's
+// notification, or in several parts, perhaps while the engine still computes the rest; then each part has a notification
+// of its own and the chunk's counts them, so that it may overtake the last ones. It leaves when all bytes of earlier chunks
+// are applied and their notifications have left. So no order within a chunk rests on the transport.
 type outgoing struct {
 	chunk int
 	lease *kv.Lease // the transfer's hold is this chunk's; the request's too, once it is whole
 	began time.Time
-	all   []kv.Copy // of the chunk, in the order of its checksum
-	rest  []kv.Copy // not handed over yet; the owner's goroutine only
-	bytes int       // at the decode side
+	all   []piece // of the chunk, in the order of its checksum
+	rest  []piece // not handed over yet; the owner's goroutine only
+	bytes int     // at the decode side
 
 	// Guarded by sending.mu.
 	crc   uint32 // with whole
-	out   int    // writes of bytes that are not complete
+	parts int    // writes that were handed over as parts; only the owner's goroutine adds
+	out   int    // of them, not complete
 	whole bool   // every byte was handed over
-	err   error  // why it will never be; nothing more is handed over then
+	note  noteState
+	err   error // why it will never be; nothing more is handed over then
 }
+
+// noteState is where a chunk's notification is.
+type noteState uint8
+
+const (
+	noteDue  noteState = iota // not handed over
+	noteOut                   // handed over, not complete
+	noteDone                  // complete
+)
+
+// passed reports that nothing of c holds up the next chunk's notification. Under sending.mu.
+func (c *outgoing) passed() bool { return c.err == nil && c.out == 0 && c.note != noteDue }
 
 // begin asks the room for chunk i's turn, or finds it begun; nil if it must not leave.
 func (s *sending) begin(i int) *outgoing {
@@ -53,7 +68,8 @@ func (s *sending) begin(i int) *outgoing {
 	s.mu.Unlock()
 	lease.Grant() // the transfer is the second owner until the chunk settles
 	c := &outgoing{chunk: i, lease: lease, began: time.Now(), bytes: way.sizes[i]}
-	c.all, c.err = way.copies(s.hub.cfg.Staging, lease, i, s.open.Chunks[i])
+	copies, err := way.copies(s.hub.cfg.Staging, lease, i, s.open.Chunks[i])
+	c.all, c.err = inOrder(copies), err
 	c.rest = c.all
 	s.mu.Lock()
 	if s.over && c.err == nil { // the room has ended since EvBegin
@@ -70,7 +86,7 @@ func (s *sending) begin(i int) *outgoing {
 }
 
 // part is what of c is not on its way yet and lies in the bytes that are named.
-func (s *sending) part(c *outgoing, bytes []transfer.Span, last bool) (now []kv.Copy) {
+func (s *sending) part(c *outgoing, bytes []transfer.Span, last bool) (now []piece) {
 	ready, err := c.staged(bytes, s.hub.cfg.Staging.PageBytes(), s.open.Chunks[c.chunk])
 	now, c.rest = cut(c.rest, ready)
 	if err == nil && last && len(c.rest) > 0 {
@@ -82,43 +98,80 @@ func (s *sending) part(c *outgoing, bytes []transfer.Span, last bool) (now []kv.
 	return now
 }
 
-// hand posts stores of c, if the room still lives. The last ones make c whole.
-func (s *sending) hand(c *outgoing, now []kv.Copy, last bool) {
+// hand posts stores of c, if the room still lives. The last ones make c whole. What is all of c goes with the notification
+// in one write; parts go at once, and their sum, which is of the bytes as they are when all have left, is worked
+// out while they travel.
+func (s *sending) hand(c *outgoing, now []piece, last bool) {
 	mem, _ := s.hub.cfg.Staging.Memory()
-	crc := uint32(0)
-	if last {
-		crc = sum(mem, c.all)
+	if last && c.parts == 0 && len(now) <= maxSegments && s.handWhole(c, mem, now) {
+		return
 	}
-	var note []byte
-	parts := slices.Collect(slices.Chunk(segments(mem, now), maxSegments))
+	s.handParts(c, mem, now)
+	if !last {
+		return
+	}
+	crc := sum(mem, c.all)
+	s.mu.Lock()
+	ok := s.finish(c, crc)
+	s.mu.Unlock()
+	if !ok {
+		s.dropBuffer(c.chunk)
+		return
+	}
+	s.advance()
+}
+
+// finish makes c whole, false if it must not be. Under mu.
+func (s *sending) finish(c *outgoing, crc uint32) bool {
+	if c.err != nil {
+		return false
+	}
+	c.crc, c.whole = crc, true
+	s.bufs[c.chunk] = nil // the chunk's own now
+	return true
+}
+
+// handWhole posts all of c with its notification, false if that must wait for others or c has failed.
+func (s *sending) handWhole(c *outgoing, mem []byte, all []piece) bool {
+	s.mu.Lock()
+	ok := s.turn(c)
+	s.mu.Unlock()
+	if !ok {
+		return false
+	}
+	crc := sum(mem, c.all)
+	s.mu.Lock()
+	if !s.finish(c, crc) {
+		s.mu.Unlock()
+		return false
+	}
+	c.note = noteOut
+	note, out := s.note(c), s.ss.out
+	s.mu.Unlock()
+	s.push(out, segments(mem, all), note, func(err error) { s.noted(c, err) })
+	return true
+}
+
+// handParts posts stores that are some of c, or all of it before its turn.
+func (s *sending) handParts(c *outgoing, mem []byte, now []piece) {
+	parts := slices.Collect(slices.Chunk(now, maxSegments))
 	s.mu.Lock()
 	if c.err != nil {
 		s.mu.Unlock()
-		if last {
-			s.dropBuffer(c.chunk)
-		}
 		return
 	}
-	if last {
-		c.crc, c.whole = crc, true
-		s.bufs[c.chunk] = nil // the chunk's own now
+	first, out := c.parts, s.ss.out
+	if first+len(parts) > maxParts {
+		s.mu.Unlock()
+		s.Cancel(s.fault(fmt.Sprintf("chunk %d leaves in more than %d parts", c.chunk, maxParts)))
+		return
 	}
-	if c.whole && c.out == 0 && s.begun[0] == c && len(parts) <= 1 {
-		note, s.begun = s.note(c), s.begun[1:]
-	} else {
-		c.out += len(parts)
-	}
-	out := s.ss.out
+	c.parts += len(parts)
+	c.out += len(parts)
 	s.mu.Unlock()
-	if note != nil {
-		s.push(out, slices.Concat(parts...), note, func(err error) { s.settle(c, err) })
-		return
-	}
-	for _, p := range parts {
-		s.push(out, p, nil, func(err error) { s.applied(c, err) })
-	}
-	if last && len(parts) == 0 {
-		s.advance()
+	for k, p := range parts {
+		note := partNote{Key: s.open.Key, Index: uint32(c.chunk), Part: uint32(first + k), Runs: runsOf(joined(p))}
+		s.push(out, segments(mem, p), note.encode(), func(err error) { s.applied(c, err) })
 	}
 }
 
@@ -131,7 +184,7 @@ func (s *sending) push(out *outQueue, segs []transfer.Segment, note []byte, done
 	}})
 }
 
-// applied ends one write of bytes.
+// applied ends the write of a part.
 func (s *sending) applied(c *outgoing, err error) {
 	s.mu.Lock()
 	c.out--
@@ -142,37 +195,60 @@ func (s *sending) applied(c *outgoing, err error) {
 	s.advance()
 }
 
-// advance posts the notifications whose turn it is, and settles chunks that will never have one.
+// noted ends the write of the notification.
+func (s *sending) noted(c *outgoing, err error) {
+	s.mu.Lock()
+	c.note = noteDone
+	if c.err == nil {
+		c.err = err
+	}
+	s.mu.Unlock()
+	s.advance()
+}
+
+// advance posts the notifications whose turn it is, and settles the chunks of which no write is outstanding and none will be.
 func (s *sending) advance() {
 	s.mu.Lock()
-	notes, dead := s.due()
+	notes, over := s.due()
 	ss := s.ss
 	s.mu.Unlock()
-	for _, c := range dead {
+	for _, c := range over {
 		s.settle(c, c.err)
 	}
 	for _, c := range notes {
-		s.push(ss.out, nil, s.note(c), func(err error) { s.settle(c, err) })
+		s.push(ss.out, nil, s.note(c), func(err error) { s.noted(c, err) })
 	}
 }
 
-// due takes out of begun what has no write of bytes outstanding and is complete, in order, or failed. Under mu.
-func (s *sending) due() (notes, dead []*outgoing) {
-	blocked := false
-	s.begun = slices.DeleteFunc(s.begun, func(c *outgoing) bool {
-		switch {
-		case c.out > 0:
-		case c.err != nil:
-			dead, blocked = append(dead, c), true
-			return true
-		case c.whole && !blocked:
-			notes = append(notes, c)
+// turn reports whether c's notification may leave. Under mu.
+func (s *sending) turn(c *outgoing) bool {
+	for _, b := range s.begun {
+		if b == c {
 			return true
 		}
-		blocked = true
-		return false
+		if !b.passed() {
+			return false
+		}
+	}
+	return false // settled
+}
+
+// due takes out of begun what is over, and names the chunks whose notification is to leave now, in order. Under mu.
+func (s *sending) due() (notes, over []*outgoing) {
+	blocked := false
+	s.begun = slices.DeleteFunc(s.begun, func(c *outgoing) bool {
+		if c.err == nil && c.whole && c.note == noteDue && !blocked {
+			c.note = noteOut
+			notes = append(notes, c)
+		}
+		blocked = blocked || !c.passed()
+		if c.out > 0 || c.note == noteOut || c.err == nil && c.note == noteDue {
+			return false
+		}
+		over = append(over, c)
+		return true
 	})
-	return notes, dead
+	return notes, over
 }
 
 // end is the room's end: no chunk goes on. Those without an outstanding write settle with the events
@@ -181,13 +257,13 @@ func (s *sending) end() (follow []room.Event) {
 	s.mu.Lock()
 	s.over = true
 	for _, c := range s.begun {
-		if c.err == nil {
+		if c.err == nil && c.note == noteDue {
 			c.err = transfer.ErrClosed
 		}
 	}
-	_, dead := s.due()
+	_, over := s.due()
 	s.mu.Unlock()
-	for _, c := range dead {
+	for _, c := range over {
 		s.letGo(c)
 		follow = append(follow, s.settled(c, c.err))
 	}
@@ -195,7 +271,7 @@ func (s *sending) end() (follow []room.Event) {
 }
 
 func (s *sending) note(c *outgoing) []byte {
-	return chunkNote{Key: s.open.Key, Index: uint32(c.chunk), Count: uint32(len(s.open.Chunks)), Bytes: uint32(c.bytes), CRC: c.crc}.encode()
+	return chunkNote{Key: s.open.Key, Index: uint32(c.chunk), Count: uint32(len(s.open.Chunks)), Bytes: uint32(c.bytes), CRC: c.crc, Parts: uint32(c.parts)}.encode()
 }
 
 // fault is the cause of a room whose scheduler did what it must not.

@@ -42,9 +42,25 @@ func zip(src []kv.Range, dst []transfer.Span) []kv.Copy {
 	return out
 }
 
-// cut divides copies into those whose source lies in ready, which is ascending, and the rest. The order stays.
-func cut(copies []kv.Copy, ready []kv.Range) (in, rest []kv.Copy) {
-	for _, c := range copies {
+// piece is a store of some of a chunk's bytes.
+type piece struct {
+	kv.Copy
+	at uint64 // where the bytes are in the order of the chunk's checksum
+}
+
+// inOrder numbers the bytes of copies.
+func inOrder(copies []kv.Copy) []piece {
+	out, at := make([]piece, len(copies)), uint64(0)
+	for i, c := range copies {
+		out[i] = piece{c, at}
+		at += c.N
+	}
+	return out
+}
+
+// cut divides pieces into those whose source lies in ready, which is ascending, and the rest. The order stays.
+func cut(pieces []piece, ready []kv.Range) (in, rest []piece) {
+	for _, c := range pieces {
 		for c.N > 0 {
 			k := sort.Search(len(ready), func(k int) bool { return ready[k].Off+ready[k].Len > c.SrcOff })
 			list, n := &rest, c.N
@@ -55,28 +71,40 @@ func cut(copies []kv.Copy, ready []kv.Range) (in, rest []kv.Copy) {
 			default:
 				list, n = &in, min(n, ready[k].Off+ready[k].Len-c.SrcOff)
 			}
-			*list = append(*list, kv.Copy{SrcOff: c.SrcOff, DstOff: c.DstOff, N: n})
-			c.SrcOff, c.DstOff, c.N = c.SrcOff+n, c.DstOff+n, c.N-n
+			*list = append(*list, piece{kv.Copy{SrcOff: c.SrcOff, DstOff: c.DstOff, N: n}, c.at})
+			c.SrcOff, c.DstOff, c.N, c.at = c.SrcOff+n, c.DstOff+n, c.N-n, c.at+n
 		}
 	}
 	return in, rest
 }
 
-// segments are the stores of copies out of mem.
-func segments(mem []byte, copies []kv.Copy) []transfer.Segment {
-	out := make([]transfer.Segment, len(copies))
-	for i, c := range copies {
+// segments are the stores of pieces out of mem.
+func segments(mem []byte, pieces []piece) []transfer.Segment {
+	out := make([]transfer.Segment, len(pieces))
+	for i, c := range pieces {
 		out[i] = transfer.Segment{Off: c.DstOff, Src: mem[c.SrcOff : c.SrcOff+c.N : c.SrcOff+c.N]}
 	}
 	return out
 }
 
-// sum is the checksum that copies out of mem have at their place.
-func sum(mem []byte, copies []kv.Copy) (crc uint32) {
-	for _, c := range copies {
+// sum is the checksum that pieces out of mem have at their place.
+func sum(mem []byte, pieces []piece) (crc uint32) {
+	for _, c := range pieces {
 		crc = crcAdd(crc, mem[c.SrcOff:c.SrcOff+c.N])
 	}
 	return crc
+}
+
+// joined is where pieces, in order, are in the order of the checksum.
+func joined(pieces []piece) (out []kv.Range) {
+	for _, c := range pieces {
+		if k := len(out) - 1; k >= 0 && out[k].Off+out[k].Len == c.at {
+			out[k].Len += c.N
+		} else if c.N > 0 {
+			out = append(out, kv.Range{Off: c.at, Len: c.N})
+		}
+	}
+	return out
 }
 
 // parts are the bytes of one chunk in its pages, the last one cut to fit.

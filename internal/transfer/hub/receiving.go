@@ -21,6 +21,9 @@ type receiving struct {
 	room   *room.Room // set before bootstrap starts
 	landed chan int
 
+	landing  sync.Mutex // held while a notification is handled; before the room's lock
+	arrivals []arrival  // of each chunk, under landing; nil until the first notification
+
 	mu       sync.Mutex
 	sess     *session.ClientSession // set by bootstrap, once
 	lease    *kv.Lease              // set by bootstrap, once; nil before and if the room ended first
@@ -210,56 +213,6 @@ func (rec *receiving) sendAbort(c *room.Cause) {
 	if sess != nil { // otherwise bootstrap sends it when there is a session
 		_ = sess.SendAbort(rec.open.Key, g, c)
 	}
-}
-
-// land handles a chunk's notification; runs on a transport goroutine.
-func (rec *receiving) land(notify []byte) {
-	n, err := decodeNote(notify)
-	_, sizes := rec.coming()
-	bad := ""
-	matches := func() bool {
-		crc, err := rec.checksum(int(n.Index))
-		return err == nil && crc == n.CRC
-	}
-	switch {
-	case err != nil:
-		bad = err.Error()
-	case n.Key != rec.open.Key:
-		bad = "chunk notification of room " + n.Key.String()
-	case int(n.Count) != len(sizes) || int(n.Bytes) != sizes[n.Index]:
-		bad = fmt.Sprintf("chunk %d of %d with %d bytes, expected %d chunks", n.Index, n.Count, n.Bytes, len(sizes))
-	case !matches():
-		bad = fmt.Sprintf("checksum of chunk %d is wrong: its bytes were damaged on the way", n.Index)
-	}
-	if bad != "" {
-		rec.room.Apply(room.Event{Kind: room.EvCancel, Cause: &room.Cause{Code: room.CodeTransferFailed, Side: room.SideReceiver,
-			Phase: room.StateTransferring.String(), Key: rec.open.Key, Peer: rec.open.Addr, Retryable: true, Detail: bad}})
-		return
-	}
-	rec.room.Apply(room.Event{Kind: room.EvLanded, Chunk: int(n.Index), Last: int(n.Index) == len(rec.open.Chunks)-1})
-}
-
-// checksum is that of the bytes chunk i must have brought; what else its pages have room for is not KV.
-func (rec *receiving) checksum(i int) (uint32, error) {
-	s, pool := rec.hub.cfg.Shards, rec.hub.cfg.Pool
-	if s == (kv.Shards{}) {
-		return crcOf(rec.Chunk(i)), nil
-	}
-	rec.mu.Lock()
-	pages, have := rec.perChunk[i], rec.have
-	rec.mu.Unlock()
-	from, to := tokensOf(rec.open.Bounds, i)
-	first := min(max(from, have), to)
-	ranges, err := s.Payload(kv.Piece{Pages: pages, First: first}, pool.Stats().Total, first, to)
-	if err != nil {
-		return 0, err
-	}
-	mem, _ := pool.Memory()
-	c := uint32(0)
-	for _, r := range ranges {
-		c = crcAdd(c, mem[r.Off:r.Off+r.Len])
-	}
-	return c, nil
 }
 
 // letGo revokes the grant and returns the transfer's hold where that is proven. Runs

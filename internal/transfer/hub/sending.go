@@ -27,7 +27,7 @@ type sending struct {
 	ackSess  *session.ServerSession
 	ackGrant transfer.GrantID
 	bufs     []*kv.Lease // staging of chunk i while the scheduler may store there; nil before and after
-	begun    []*outgoing // in order: chunks whose notification has not been handed over
+	begun    []*outgoing // in order: chunks that have not been settled
 	over     bool        // the room has ended: nothing is handed over any more
 	released bool        // Release has run: a buffer that comes now goes back at once
 }

@@ -3,7 +3,7 @@
 //
 //	baton_kv_transfer_writes_total{kind}           writes applied at the destination
 //	baton_kv_transfer_bytes_total{kind}            their bytes
-//	baton_kv_transfer_latency_seconds{kind}        from Post to Done of those writes
+//	baton_kv_transfer_latency_seconds{kind}        from Post to Done of those that have bytes
 //	baton_kv_transfer_errors_total{kind,reason}    writes and dials that failed
 //	baton_kv_transfer_busy_total{kind}             posts refused because the queue was full
 //	baton_kv_transfer_in_flight{kind}              writes posted and not done
@@ -58,7 +58,7 @@ func New(r prometheus.Registerer) *Meter {
 		conns:    gauge("connections", "Open connections of the prefill side."),
 		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "baton", Subsystem: "kv_transfer", Name: "latency_seconds",
-			Help:    "Time from Post to Done of writes that were applied.",
+			Help:    "Time from Post to Done of writes of bytes that were applied.",
 			Buckets: prometheus.ExponentialBuckets(20e-6, 2.5, 16), // 20 µs to 19 s
 		}, []string{"kind"}),
 	}
@@ -169,7 +169,9 @@ func (p *peer) Post(w transfer.Write) error {
 		} else {
 			p.k.bytes.Add(float64(size))
 			p.k.writes.Inc()
-			p.k.latency.Observe(time.Since(began).Seconds())
+			if size > 0 { // a notification alone may wait for bytes that travel before it, whose time is counted
+				p.k.latency.Observe(time.Since(began).Seconds())
+			}
 		}
 		done(err)
 	}

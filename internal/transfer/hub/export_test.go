@@ -7,8 +7,11 @@ import (
 	"github.com/baton-pd/baton/internal/transfer"
 )
 
-// MaxParked bounds grants without a request.
-const MaxParked = maxParked
+const (
+	MaxParked = maxParked // bounds grants without a request
+	MaxPieces = maxPieces // bounds what is remembered of a chunk's parts
+	MaxParts  = maxParts
+)
 
 // Indexed counts what the hub's indexes name: rooms under sessions, and grants.
 func (h *Receivers) Indexed() (rooms, grants int) {
@@ -61,4 +64,35 @@ func (h *Receivers) Waiting() int { return h.alloc.waiting() }
 func MakesWhole(notify []byte) bool {
 	_, part, err := decodeNote(notify)
 	return err == nil && part == nil
+}
+
+// PartNote is the notification of a part of a chunk, with runs of {offset, length, stride, count}.
+func PartNote(key room.Key, index, part int, runs ...[4]uint32) []byte {
+	n := partNote{Key: key, Index: uint32(index), Part: uint32(part)}
+	for _, r := range runs {
+		n.Runs = append(n.Runs, run{r[0], r[1], r[2], r[3]})
+	}
+	return n.encode()
+}
+
+// WholeNote is Note for a chunk that comes in so many parts.
+func WholeNote(key room.Key, index, count, parts int, bytes [][]byte) []byte {
+	n, _, _ := decodeNote(Note(key, index, count, bytes))
+	n.Parts = uint32(parts)
+	return n.encode()
+}
+
+// Unsummed is how many bytes of chunk i the decode side would have to sum if it were whole now.
+func Unsummed(r transfer.Receiving, i int) (n int) {
+	rec := r.(*receiving)
+	rec.landing.Lock()
+	defer rec.landing.Unlock()
+	a, err := rec.arrival(i)
+	if err != nil {
+		panic(err)
+	}
+	for _, m := range a.sum.missing() {
+		n += int(m.Len)
+	}
+	return n
 }

@@ -124,6 +124,12 @@ func TestLayersTravelWhileOthersAreComputed(t *testing.T) {
 							}
 							sent, noted = sent+x.bytes, noted || x.note
 						}
+						if g == last {
+							return
+						}
+						if left, want := hub.Unsummed(r, i), max(w.until(last, b[i+1]-first, w.b)-sent, 0); left != want {
+							t.Errorf("chunk %d group %d: %d bytes are not summed, %d have not come", i, g, left, want)
+						}
 					})
 					if !noted {
 						if x := await(t, "notification", seen.done); !x.note || x.err != nil {

@@ -10,8 +10,9 @@
 // sends it. Senders hears the grant (perhaps before the request: it is parked
 // then), closes Granted, and posts each chunk that the scheduler hands over.
 // The transport stores the chunk and calls Landed at the decode side with the
-// chunk's notification (see [chunkNote]); after the checksum is right the chunk
-// is delivered. The last chunk makes both sides Success.
+// chunk's notification (see [chunkNote]), or with one for each part that it leaves in
+// (see [partNote]), whose bytes are summed then (see [arrival]); when all is there and the
+// checksum of the whole is right the chunk is delivered. The last chunk makes both sides Success.
 //
 // # Who lets go of pages, and when
 //
@@ -22,7 +23,7 @@
 //
 // # Locks
 //
-// Order: room lock (registry) -> hub.mu -> session, pool, transport locks.
+// Order: receiving.landing -> room lock (registry) -> hub.mu -> session, pool, transport locks.
 // Execute runs under the room lock; it only enqueues, never waits. hub.mu is never
 // held while an event is applied.
 package hub

@@ -141,12 +141,17 @@ func (rec *receiving) arrival(i int) (*arrival, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.laid, a.ranges, a.ends = true, ranges, make([]uint64, len(ranges))
+	*a = newArrival(ranges)
+	return a, nil
+}
+
+func newArrival(ranges []kv.Range) arrival {
+	a := arrival{laid: true, ranges: ranges, ends: make([]uint64, len(ranges))}
 	for k, r := range ranges {
 		a.sum.total += r.Len
 		a.ends[k] = a.sum.total
 	}
-	return a, nil
+	return a
 }
 
 // payload is where the bytes go that chunk i must bring, in the order of its checksum; what else its pages have room

@@ -49,7 +49,7 @@ const (
 	partSize  = 4 + 8 + 4 + 2*4
 	runSize   = 4 * 4
 	maxRuns   = (transfer.MaxNotify - partSize) / runSize
-	maxParts  = 1 << 14
+	maxParts  = 1 << 12
 )
 
 var (

@@ -41,7 +41,7 @@ the router adds to the gaps between tokens that are sent at a fixed pace; open: 
 	f.IntSliceVar(&b.c.Conns, "c", []int{1, 16, 64, 256}, "connections of whole and stream")
 	f.IntVar(&b.c.Rounds, "rounds", 3, "repetitions; medians are reported")
 	f.DurationVar(&b.c.Duration, "duration", 1500*time.Millisecond, "length of a measurement")
-	f.DurationVar(&b.c.Warmup, "warmup", 300*time.Millisecond, "before each measurement")
+	f.DurationVar(&b.c.Warmup, "warmup", 300*time.Millisecond, "before each measurement (0: none)")
 	f.IntVar(&b.c.Tokens, "tokens", 8, "tokens of an answer, in whole and stream")
 	f.IntSliceVar(&b.c.GapConns, "gap-streams", []int{16, 64}, "streams of gaps")
 	f.DurationVar(&b.c.Pace, "pace", 20*time.Millisecond, "pause between two tokens, in gaps")

@@ -43,7 +43,7 @@ func newBenchTransfer() *cobra.Command {
 	f.IntSliceVar(&b.work.Blocks, "blocks", []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}, "block sizes in bytes")
 	f.IntVar(&b.work.Rooms, "rooms", 1, "rooms at a time")
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
-	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size")
+	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size (0: none)")
 	f.IntVar(&b.sizeMiB, "size-mib", 256, "bytes a round, in MiB")
 	f.Var(&b.work.Huge, "huge-pages", "memory of both processes: advise, hugetlb (reserve them before: vm.nr_hugepages) or off")
 	f.StringVar(&b.json, "json", "", "also write the rows to this file")

@@ -56,7 +56,7 @@ Exit status: 0 no violation, 1 violations or failure, 2 wrong usage.`,
 	fs.StringVar(&f.binary, "binary", "", "baton that is tested (default: this one; one built with -race sees more)")
 	fs.Uint64Var(&f.seed, "seed", 0, "draws requests and faults (0: a random one, which is printed)")
 	fs.IntVar(&f.requests, "requests", 600, "requests at least, spread over the schedule")
-	fs.IntVar(&f.faults, "faults", 40, "faults; every kind comes up before any comes up again")
+	fs.IntVar(&f.faults, "faults", 40, "faults; every kind comes up before any comes up again (0: none)")
 	fs.IntVar(&f.clients, "clients", 0, "requests at a time (default: 24, with llamacpp 4)")
 	fs.StringSliceVar(&f.transports, "transport", []string{"tcp", "shm"}, "transports, one run each")
 	fs.StringSliceVar(&f.only, "only", nil, fmt.Sprintf("kinds of faults: %v", chaos.Kinds()))

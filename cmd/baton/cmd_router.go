@@ -91,7 +91,7 @@ func newRouter(g *globals) *cobra.Command {
 	f.StringVar(&r.decodePolicy, "decode-policy", "", "choice of decode workers (default: --policy)")
 	f.StringVar(&r.sessionHeader, "session-header", "X-Session-Id", "header that names a request's session, for session-hash")
 	f.IntVar(&r.prefixMiB, "prefix-tree-mib", 64, "MiB that a leg's prefix tree may take, for prefix-cache")
-	f.DurationVar(&r.grace, "shutdown-grace", 10*time.Second, "time for running streams when the router is asked to end")
+	f.DurationVar(&r.grace, "shutdown-grace", 10*time.Second, "time for running streams when the router is asked to end (0: none)")
 	return c
 }
 

@@ -73,7 +73,7 @@ func (u *upFlags) add(c *cobra.Command) {
 	f.StringArrayVar(&u.extraOf[1], "decode-flag", nil, "flag for every decode worker; wins over the common ones (repeat for more)")
 	f.StringArrayVar(&u.ofRouter, "router-flag", nil, "flag for the router, for example --router-flag=--access-log=FILE (repeat for more)")
 	f.DurationVar(&u.stuck, "stuck-after", 15*time.Second, "a process that does not answer for so long is killed and restarted")
-	f.DurationVar(&u.grace, "shutdown-grace", 10*time.Second, "time for running streams at the end")
+	f.DurationVar(&u.grace, "shutdown-grace", 10*time.Second, "time for running streams at the end (0: none)")
 }
 
 // validate rejects what can not work before anything is started.

@@ -85,6 +85,7 @@ func strict(c *cobra.Command) {
 	if !c.Runnable() {
 		c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	}
+	c.RunE = checked(c.RunE)
 	for _, sub := range c.Commands() {
 		strict(sub)
 	}

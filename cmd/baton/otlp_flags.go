@@ -19,7 +19,7 @@ type otlpFlags struct {
 
 func (o *otlpFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&o.endpoint, "otlp", "", "send OpenTelemetry traces to this collector by gRPC: http://HOST:4317, https:// with TLS (default: $OTEL_EXPORTER_OTLP_ENDPOINT; off without)")
-	f.Float64Var(&o.ratio, "otlp-ratio", -1, "share of the traces that begin here which are recorded, 0 to 1 (default: $OTEL_TRACES_SAMPLER, or all)")
+	f.Float64Var(&o.ratio, "otlp-ratio", -1, "share of the traces that begin here which are recorded, 0 to 1; 0: none (default: $OTEL_TRACES_SAMPLER, or all)")
 }
 
 // args repeats the flags for a child process.

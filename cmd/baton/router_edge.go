@@ -34,6 +34,8 @@ type edgeFlags struct {
 	workerTLS    clientTLS
 	header, body time.Duration
 	stall        time.Duration
+	connections  int // 0: the default
+	limit        *edge.Connections
 
 	watched   []edge.Watched // what configure has read
 	serverTLS *tls.Config
@@ -55,6 +57,7 @@ func (e *edgeFlags) addTo(fs *pflag.FlagSet) {
 	fs.StringVar(&e.workerTLS.name, "worker-server-name", "", "name that workers' certificates must be for (default: the host of their address)")
 	fs.DurationVar(&e.header, "header-timeout", 10*time.Second, "time for a request's header to arrive")
 	fs.DurationVar(&e.body, "body-timeout", 30*time.Second, "time for a request's body to arrive")
+	fs.IntVar(&e.connections, "max-connections", 0, "open connections of clients at a time; more are refused with 503, but for /health, /version and /metrics (0: half of the files that may be open, 65536 at most)")
 	fs.DurationVar(&e.stall, "client-stall-timeout", time.Minute, "longest time in which a client reads nothing of its answer; then the request ends (0: only the deadline)")
 }
 
@@ -75,6 +78,12 @@ func (e *edgeFlags) configure(c *router.Config) (err error) {
 	if e.stall == 0 {
 		c.ClientStall = -1
 	}
+	most := e.connections
+	if most == 0 {
+		most = edge.DefaultConnections()
+	}
+	e.limit = edge.NewConnections(most)
+	c.Connections = e.limit
 	if e.workerKey != "" {
 		if c.WorkerKey, err = readSecret(e.workerKey); err != nil {
 			return usagef("--worker-api-key-file: %w", err)
@@ -129,7 +138,7 @@ func watch(ctx context.Context, log *slog.Logger, files []edge.Watched) (stop fu
 // serve serves rt on l until ctx ends. Then nobody new comes in, running requests have the grace to end, and the rest is
 // told that the router shuts down.
 func (e *edgeFlags) serve(ctx context.Context, rt *router.Router, l net.Listener, grace time.Duration, log *slog.Logger, ready func()) error {
-	srv := edge.NewServer(rt.Handler(), edge.Limits{Header: e.header}, e.serverTLS, log)
+	srv := edge.NewServer(rt.Handler(), edge.Limits{Header: e.header, Connections: e.limit}, e.serverTLS, log)
 	served := make(chan error, 1)
 	go func() {
 		if e.serverTLS != nil {

@@ -183,7 +183,7 @@ func (w *workerFlags) add(f *pflag.FlagSet, listen string) {
 	f.DurationVar(&w.timeouts.Max, "max-request-timeout", w.timeouts.Max, "largest deadline a client may ask for")
 	f.DurationVar(&w.keepaliveTime, "keepalive-time", 2*time.Second, "silence after which a session's peer is pinged")
 	f.DurationVar(&w.keepaliveMax, "keepalive-timeout", 3*time.Second, "time for the ping's answer; then the session is lost")
-	f.DurationVar(&w.shutdownGrace, "shutdown-grace", 10*time.Second, "time for running streams when the worker is asked to end")
+	f.DurationVar(&w.shutdownGrace, "shutdown-grace", 10*time.Second, "time for running streams when the worker is asked to end (0: none)")
 	f.StringVar(&w.roomTrace, "room-trace", "", "file for a record of every room's events, checked by baton race --check-trace; appended to")
 	f.IntVar(&w.roomTraceMiB, "room-trace-mib", 256, "MiB of that file at most; what does not fit is dropped, and the trace reported incomplete")
 	f.StringVar(&w.faults, "fault", "", "file of transfer fault rules (for tests; see docs/faults.md)")

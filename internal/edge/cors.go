@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/baton-pd/baton/internal/httpbody"
 	"github.com/baton-pd/baton/internal/openai"
@@ -56,7 +57,7 @@ func (c CORS) allows(origin string) bool {
 // Wrap answers preflights and marks next's answers for the origins that are allowed. Pages of others can not read answers, which browsers
 // see to, and can not cause anything either: their POST is refused, unless it comes from a browser that says nothing
 // of where it comes from. refused is told of that.
-func (c CORS) Wrap(next http.Handler, refused func(reason, name string)) http.Handler {
+func (c CORS) Wrap(next http.Handler, refused func(Refusal)) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	for _, o := range c.Origins {
 		if o != "*" {
@@ -78,10 +79,11 @@ func (c CORS) Wrap(next http.Handler, refused func(reason, name string)) http.Ha
 			return
 		}
 		if !all && cross.Check(req) != nil {
-			refused(ReasonOrigin, "")
+			arrived := time.Now()
 			httpbody.Drain(w, req)
-			openai.WriteError(w, openai.NewError(http.StatusForbidden, codeForbidden, "Origin",
-				"pages of origin %.128q may not use this router; --cors-origin names those that may", origin))
+			e := openai.NewError(http.StatusForbidden, codeForbidden, "Origin", "pages of origin %.128q may not use this router; --cors-origin names those that may", origin)
+			refused(Refusal{req, ReasonOrigin, "", arrived, w.Header(), e})
+			openai.WriteError(w, e)
 			return
 		}
 		next.ServeHTTP(w, req)

@@ -42,7 +42,7 @@ func TestCORS(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		refused := false
-		h := c.cors.Wrap(hello, func(reason, _ string) { refused = reason == ReasonOrigin })
+		h := c.cors.Wrap(hello, func(f Refusal) { refused = f.Reason == ReasonOrigin })
 		rec := ask(h, c.method, "/v1/models", append(c.header, "Access-Control-Request-Headers", "authorization,x-stainless-os")...)
 		got := rec.Header()
 		if rec.Code != c.status || got.Get("Access-Control-Allow-Origin") != c.allowed || refused != c.refused ||

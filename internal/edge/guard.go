@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/baton-pd/baton/internal/httpbody"
 	"github.com/baton-pd/baton/internal/openai"
@@ -61,8 +62,18 @@ type Guard struct {
 	Keys *Keys
 	// AdminToken, if not empty, is an operator's.
 	AdminToken string
-	// Refused is told of each refusal, for metrics: the reason, and the client's name if it has one.
-	Refused func(reason, name string)
+	// Refused is told of each refusal [nobody].
+	Refused func(Refusal)
+}
+
+// Refusal is a request that is answered with an error before anybody has looked at it.
+type Refusal struct {
+	Request *http.Request
+	Reason  string      // one of the Reason... constants
+	Name    string      // the client's, if it has one
+	Arrived time.Time   // when its header had
+	Header  http.Header // of the answer, as far as it is made
+	Err     *openai.Error
 }
 
 // Wrap asks for a key before next where access wants it. The paths that access sees are as they came.
@@ -154,11 +165,12 @@ func (g *Guard) refuseLimit(w http.ResponseWriter, req *http.Request, err error)
 
 // refuse answers before the body has been read.
 func (g *Guard) refuse(w http.ResponseWriter, req *http.Request, reason, name string, e *openai.Error) {
-	if g.Refused != nil {
-		g.Refused(reason, name)
-	}
+	arrived := time.Now()
 	httpbody.Drain(w, req)
 	h := w.Header()
+	if g.Refused != nil {
+		g.Refused(Refusal{req, reason, name, arrived, h, e})
+	}
 	if e.Status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", `Bearer realm="baton"`)
 	}

@@ -37,7 +37,7 @@ func TestGuard(t *testing.T) {
 	ops, ho := NewKey()
 	k, _ := keyFile(t, "u "+hu, "ops "+ho+" operator")
 	var refused []string
-	g := Guard{Keys: k, AdminToken: "a-token-of-sixteen", Refused: func(reason, name string) { refused = append(refused, reason+" "+name) }}
+	g := Guard{Keys: k, AdminToken: "a-token-of-sixteen", Refused: func(f Refusal) { refused = append(refused, f.Reason+" "+f.Name) }}
 	access := func(path string) Access {
 		return map[string]Access{"/open": Anyone, "/client": Client}[path] // others: Operator
 	}

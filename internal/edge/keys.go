@@ -100,6 +100,8 @@ const (
 	ReasonOrigin   = "origin"
 	ReasonInflight = "max_inflight"
 	ReasonRate     = "per_minute"
+	// ReasonConnections is that of [Connections].
+	ReasonConnections = "max_connections"
 )
 
 // Error says which limit it is.

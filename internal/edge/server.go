@@ -15,6 +15,8 @@ type Limits struct {
 	Idle time.Duration
 	// HeaderBytes is the largest header [64 KiB]; larger ones are answered 431.
 	HeaderBytes int
+	// Connections counts and bounds the server's connections [nobody counts].
+	Connections *Connections
 }
 
 // NewServer serves h. It speaks HTTP/1.1 only, also over TLS: a connection carries one request, so that what ends a
@@ -31,8 +33,12 @@ func NewServer(h http.Handler, l Limits, t *tls.Config, log *slog.Logger) *http.
 	}
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
-	return &http.Server{
+	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: l.Header, IdleTimeout: l.Idle, MaxHeaderBytes: l.HeaderBytes, Protocols: p, TLSConfig: t,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
+	if l.Connections != nil {
+		l.Connections.attach(srv)
+	}
+	return srv
 }

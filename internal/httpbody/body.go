@@ -60,12 +60,18 @@ const (
 // Drain reads and forgets what a client still sends although its body is refused. Many clients, the
 // OpenAI Python client among them, look for an answer only when they have sent everything; a
 // connection that is closed under them is a network failure to them, which they repeat. A client
-// that asked before it sent (Expect: 100-continue) has not sent anything.
-func Drain(w http.ResponseWriter, r *http.Request) {
+// that asked before it sent (Expect: 100-continue) has not sent anything. It takes 3 s at most, however slow the client is.
+func Drain(w http.ResponseWriter, r *http.Request) { DrainUntil(w, r, time.Now().Add(drainTime)) }
+
+// DrainUntil is Drain that gives up at the time end, if that is sooner.
+func DrainUntil(w http.ResponseWriter, r *http.Request, end time.Time) {
 	if r.Header.Get("Expect") != "" {
 		return
 	}
-	if http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime)) != nil {
+	if most := time.Now().Add(drainTime); end.After(most) {
+		end = most
+	}
+	if http.NewResponseController(w).SetReadDeadline(end) != nil {
 		return // without a deadline it might take for ever
 	}
 	_, _ = io.CopyN(io.Discard, r.Body, drainBytes) // however it ends, the answer comes next

@@ -50,6 +50,8 @@ type Config struct {
 	// Keys are the clients' API keys [nil: everybody may ask]; OpenMetrics leaves /metrics open nevertheless.
 	Keys        *edge.Keys
 	OpenMetrics bool
+	// Connections bounds the open connections of the server that Handler runs in; its fields are the router's to set [nil: no limit].
+	Connections *edge.Connections
 	// CORS is which browsers' pages may ask [none of other origins].
 	CORS edge.CORS
 	// WorkerKey goes to workers as "Authorization: Bearer" [""]; the client's own only with PassAuthorization and without a WorkerKey.
@@ -218,7 +220,7 @@ func (c Config) validate() error {
 	if err := c.CORS.Validate(); err != nil {
 		return fmt.Errorf("router: %w", err)
 	}
-	if c.MaxBody < 0 || c.MaxAnswer < 0 || c.MaxInflight < 0 || c.MaxPerWorker < 0 {
+	if c.MaxBody < 0 || c.MaxAnswer < 0 || c.MaxInflight < 0 || c.MaxPerWorker < 0 || c.MaxResumes < 0 {
 		return errors.New("router: a negative limit")
 	}
 	return nil

@@ -29,12 +29,10 @@ func (r *Router) newGate() error {
 		Help: "Requests refused before they were looked at, by reason and the name of the API key, empty where there is none.",
 	}, []string{"reason", "key"})
 	r.gate.guard = edge.Guard{Keys: r.cfg.Keys, AdminToken: r.cfg.AdminToken, Refused: r.refused}
+	if err := r.limitConnections(); err != nil {
+		return err
+	}
 	return r.cfg.Registerer.Register(r.gate.refusals)
-}
-
-func (r *Router) refused(reason, name string) {
-	r.gate.refusals.WithLabelValues(reason, name).Inc()
-	r.cfg.Log.Debug("request refused", "reason", reason, "key", name)
 }
 
 // access is who may use a path, where keys are wanted.
@@ -62,7 +60,11 @@ func (r *Router) access(path string) edge.Access {
 
 // enter puts everything that comes before the handlers around them.
 func (r *Router) enter(h http.Handler) http.Handler {
-	return edge.RequestIDs(r.cfg.CORS.Wrap(r.gate.guard.Wrap(r.access, h), r.refused))
+	h = r.gate.guard.Wrap(r.access, h)
+	if c := r.cfg.Connections; c != nil {
+		h = c.Wrap(h)
+	}
+	return edge.RequestIDs(r.cfg.CORS.Wrap(h, r.refused))
 }
 
 // Drain says that the router is about to close: it is not ready any more. What comes is still served.

@@ -238,7 +238,7 @@ func (a *attempt) forwardAnswer(cl *client, resp *http.Response) *failure {
 		return l.failed(room.CodeProtocol, false, "sent an answer of more than %d bytes", most)
 	}
 	l.end()
-	u, e, err := judgeUsage(a.c.kind, a.c.choices, b.Bytes(), l.w.side, l.phase())
+	u, e, err := l.judged(b.Bytes())
 	switch {
 	case e != nil:
 		return l.reported(e, resp.Header)

@@ -225,9 +225,7 @@ func (r *Router) routes() http.Handler {
 		"/v1/completions":      {},
 		"/v1/chat/completions": {},
 	}
-	for path, kind := range map[string]openai.Kind{
-		"/generate": openai.KindGenerate, "/v1/completions": openai.KindCompletion, "/v1/chat/completions": openai.KindChat,
-	} {
+	for path, kind := range generating {
 		table[path][http.MethodPost] = r.gate.guard.Limit(r.generation(kind, path))
 	}
 	if r.cfg.Gatherer != nil {

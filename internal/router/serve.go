@@ -158,7 +158,7 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 		return refuse(http.StatusUnsupportedMediaType, openai.CodeInvalidBody, "Content-Encoding", "content encoding %.32q is not supported", enc)
 	}
 	if req.ContentLength > r.cfg.MaxBody {
-		httpbody.Drain(cl.w, req)
+		httpbody.DrainUntil(cl.w, req, deadline)
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has %d bytes; at most %d", req.ContentLength, r.cfg.MaxBody)
 	}
 	if time.Until(deadline) < r.cfg.BodyTimeout {
@@ -172,7 +172,7 @@ func (r *Router) readBody(cl *client, req *http.Request, deadline time.Time) ([]
 		_ = cl.ctl.SetReadDeadline(time.Time{})
 		return body, nil
 	case errors.As(err, &large):
-		httpbody.Drain(cl.w, req)
+		httpbody.DrainUntil(cl.w, req, deadline)
 		return refuse(http.StatusRequestEntityTooLarge, openai.CodeBodyTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody)
 	case errors.Is(err, os.ErrDeadlineExceeded) && time.Until(deadline) <= 0:
 		cl.w.Header().Set("Connection", "close")

@@ -19,7 +19,15 @@ func (r *Router) traceCall(req *http.Request, path string) *otel.Span {
 	if r.cfg.Tracer == nil {
 		return nil
 	}
-	s := r.cfg.Tracer.Server(req.Header, http.MethodPost+" "+path, time.Now())
+	return r.traceFrom(req, path, time.Now())
+}
+
+// traceFrom is traceCall for a request that arrived at start.
+func (r *Router) traceFrom(req *http.Request, path string, start time.Time) *otel.Span {
+	if r.cfg.Tracer == nil {
+		return nil
+	}
+	s := r.cfg.Tracer.Server(req.Header, http.MethodPost+" "+path, start)
 	if s.Recording() {
 		s.Set(otel.String(otel.Method, http.MethodPost), otel.String(otel.Route, path))
 	}

@@ -53,6 +53,17 @@ func (j *Journal) Begin(now time.Time, path, client string) *Entry {
 	return e
 }
 
+// Unkept is Begin for a request that the journal does not keep, but for its number.
+func (j *Journal) Unkept(now time.Time, path, client string) *Entry {
+	e := &Entry{}
+	e.rec = Record{Start: now, Path: path, Client: client, FirstByte: Never, End: Never}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.last++
+	e.rec.ID = j.last
+	return e
+}
+
 // ended moves e from the live ones to the rings.
 func (j *Journal) ended(e *Entry, outcome string) {
 	j.mu.Lock()

@@ -285,5 +285,7 @@ func (e *Entry) End(now, firstByte time.Time, status int, outcome string, c *Cau
 		r.FirstByte = firstByte.Sub(r.Start)
 	}
 	e.mu.Unlock()
-	e.j.ended(e, outcome)
+	if e.j != nil {
+		e.j.ended(e, outcome)
+	}
 }

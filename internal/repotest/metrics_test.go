@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/engine/sim"
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/router"
@@ -94,7 +95,7 @@ func running(t *testing.T) map[string]metric {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = access.Close() }) // its file goes anyway
-	rt, err := router.New(router.Config{Tracer: tracer, AccessLog: access, Registerer: rReg, Gatherer: rReg,
+	rt, err := router.New(router.Config{Connections: edge.NewConnections(1), Tracer: tracer, AccessLog: access, Registerer: rReg, Gatherer: rReg,
 		Prefills: []router.Backend{{URL: "http://" + pAddr, BootstrapPort: bootPort}}, Decodes: []router.Backend{{URL: "http://" + dAddr}}})
 	if err != nil {
 		t.Fatal(err)

@@ -78,7 +78,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// whole is one transfer of three chunks; one in ten is cancelled between the second and the third.
+// whole is one transfer of three chunks, every third with chunks in parts; one in ten is cancelled between the second and the third.
 func (w *world) whole(id uint64) {
 	const n = 3
 	r, s := w.receive(id, n), w.send(id, n)
@@ -96,6 +96,9 @@ func (w *world) whole(id uint64) {
 		}
 		for _, part := range b {
 			part[0], part[len(part)-1] = byte(id), byte(i)
+		}
+		if id%3 == 0 {
+			s.SendPart(i, []transfer.Span{{Off: 1000, Len: 2000}}, false)
 		}
 		s.Send(i)
 	}

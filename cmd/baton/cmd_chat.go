@@ -17,14 +17,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// chatKeyEnv names the variable with the API key: a flag's value could be read by every user of the machine.
-const chatKeyEnv = "BATON_API_KEY"
+// keyEnv names the variable with the API key: a flag's value could be read by every user of the machine.
+const keyEnv = "BATON_API_KEY"
 
 // chatOptions of `baton chat`.
 type chatOptions struct {
 	url, model, system string
 	maxTokens          int64
 	temperature        float64
+	tls                clientTLS
 }
 
 func newChat() *cobra.Command {
@@ -46,11 +47,17 @@ The API key for a router that wants one is taken from BATON_API_KEY in the envir
 	f.StringVar(&o.system, "system", "", "system message")
 	f.Int64Var(&o.maxTokens, "max-tokens", 512, "tokens of an answer at most")
 	f.Float64Var(&o.temperature, "temperature", 0.7, "0 for greedy")
+	o.tls.addTo(f)
 	return c
 }
 
 func (o *chatOptions) run(ctx context.Context, in io.Reader, out io.Writer, once string) error {
-	client := openai.NewClient(option.WithBaseURL(strings.TrimRight(o.url, "/")+"/v1"), option.WithAPIKey(cmp.Or(os.Getenv(chatKeyEnv), "none")), option.WithMaxRetries(0))
+	web, _, err := o.tls.client("") // the key is the library's to send
+	if err != nil {
+		return err
+	}
+	defer web.CloseIdleConnections()
+	client := openai.NewClient(option.WithHTTPClient(web), option.WithBaseURL(strings.TrimRight(o.url, "/")+"/v1"), option.WithAPIKey(cmp.Or(os.Getenv(keyEnv), "none")), option.WithMaxRetries(0))
 	if o.model == "" {
 		short, stop := context.WithTimeout(ctx, 5*time.Second)
 		defer stop()

@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/baton-pd/baton/internal/edge/edgetest"
 )
 
 // chatServer answers each chat with its number, in two pieces and a finish if whole, and keeps what it was asked.
@@ -65,7 +69,7 @@ func runChat(t *testing.T, s *chatServer, typed string, args ...string) (string,
 }
 
 func TestChatOnce(t *testing.T) {
-	t.Setenv(chatKeyEnv, "secret")
+	t.Setenv(keyEnv, "secret")
 	s := &chatServer{whole: true}
 	out, err := runChat(t, s, "", "--system", "be short", "say", "hello")
 	if err != nil || out != "answer 1\n" {
@@ -95,5 +99,32 @@ func TestChatConversation(t *testing.T) {
 func TestChatStreamWithoutFinish(t *testing.T) {
 	if out, err := runChat(t, &chatServer{}, "", "hello"); err == nil || !strings.Contains(err.Error(), "without a finish") {
 		t.Errorf("it printed %q, %v", out, err)
+	}
+}
+
+// A router with a certificate of a CA of its own is trusted by name of that CA only, and may want a certificate, too.
+func TestChatOverTLS(t *testing.T) {
+	a, other := edgetest.NewAuthority(t), edgetest.NewAuthority(t)
+	a.Leaf("router", "", time.Hour)
+	a.Leaf("me", "me.example", time.Hour)
+	server := httptest.NewUnstartedServer(&chatServer{whole: true})
+	server.TLS = a.Own("router").ServerTLS(a.Trust())
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	server.StartTLS()
+	defer server.Close()
+	own := []string{"--tls-cert", a.File("me.pem"), "--tls-key", a.File("me.key")}
+	for want, args := range map[string][]string{
+		"":                               append([]string{"--tls-ca", a.File("ca.pem")}, own...),
+		"certificate required":           {"--tls-ca", a.File("ca.pem")},
+		"unknown authority":              append([]string{"--tls-ca", other.File("ca.pem")}, own...),
+		"--tls-cert and --tls-key: open": {"--tls-cert", a.File("none"), "--tls-key", a.File("none")},
+	} {
+		root, out := newRoot(), &bytes.Buffer{}
+		root.SetOut(out)
+		root.SetArgs(append([]string{"chat", "--url", server.URL, "hello"}, args...))
+		err := root.ExecuteContext(t.Context())
+		if want == "" && (err != nil || !strings.Contains(out.String(), "answer 1")) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v: %v, %q; want %q", args, err, out, want)
+		}
 	}
 }

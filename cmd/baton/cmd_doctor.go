@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/baton-pd/baton/internal/doctor"
 	"github.com/baton-pd/baton/internal/doctor/collect"
 	"github.com/baton-pd/baton/internal/doctor/probe"
+	"github.com/baton-pd/baton/internal/edge"
 	"github.com/baton-pd/baton/internal/session"
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/shm"
@@ -30,6 +33,11 @@ type doctorFlags struct {
 
 	probeWire, probeAs, probeListen, probeAdvertise string
 	patience                                        time.Duration
+
+	tls    clientTLS
+	worker *http.Client   // asks workers, by their API key if there is one
+	ask    *http.Client   // asks others
+	trust  edge.ClientTLS // what tls says
 }
 
 const doctorLong = `Looks for rooms that never end in a live fleet of Baton, SGLang or vLLM workers with prefill
@@ -42,7 +50,10 @@ a timeout ended, KV that an idle worker holds, restarts, and releases of SGLang 
 
 By asking (--probe HOST:PORT, a prefill worker's bootstrap port): opens a session as a decode worker
 would, with rooms of its own that no request has, and reports what never ends. It touches no other
-room and computes nothing.
+room and computes nothing. HOST:PORT is plain, tls://HOST:PORT over TLS.
+
+--tls-ca and its kin are for whatever is asked over TLS. Workers that want an API key get the one
+in BATON_API_KEY in the environment.
 
 docs/doctor.md explains every finding.
 
@@ -72,12 +83,13 @@ func newDoctor() *cobra.Command {
 	fl.DurationVar(&f.cfg.MaxRoomAge, "max-room-age", doctor.DefaultMaxRoomAge, "Baton: the oldest that a room may become")
 	fl.StringArrayVar(&f.versions, "version", nil, "release of the SGLang workers, or NAME=RELEASE for one of them (repeatable); asked of the workers where they can be reached")
 	fl.StringVar(&f.save, "save", "", "with --metrics: keep the scrapes in this directory")
-	fl.StringArrayVar(&f.probes, "probe", nil, "HOST:PORT of a prefill worker's bootstrap port to ask (repeatable)")
+	fl.StringArrayVar(&f.probes, "probe", nil, "HOST:PORT, or tls://HOST:PORT, of a prefill worker's bootstrap port to ask (repeatable)")
 	fl.StringVar(&f.probeWire, "probe-wire", "baton", "protocol of the probe: baton or sglang (NIXL backend, from release 0.5.22 on)")
 	fl.StringVar(&f.probeAs, "probe-as", "", "URL of a Baton decode worker to stand for: a prefill worker that does not fit it is a finding")
 	fl.StringVar(&f.probeListen, "probe-listen", "", "address at which the prefill worker dials the probe's tcp data plane (default: loopback for a worker on loopback, else every interface)")
 	fl.StringVar(&f.probeAdvertise, "probe-advertise", "", "address of it as the prefill worker sees it")
 	fl.DurationVar(&f.patience, "probe-timeout", 5*time.Second, "how long each answer to the probe may take")
+	f.tls.addTo(fl)
 	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
 	return c
 }
@@ -108,6 +120,15 @@ func (f *doctorFlags) run(ctx context.Context, out io.Writer) error {
 	if err := f.validate(); err != nil {
 		return usageError{err}
 	}
+	var err error
+	if f.worker, f.trust, err = f.tls.client(os.Getenv(keyEnv)); err != nil {
+		return err
+	}
+	defer f.worker.CloseIdleConnections()
+	if f.ask, _, err = f.tls.client(""); err != nil {
+		return err
+	}
+	defer f.ask.CloseIdleConnections()
 	probers, err := f.prober(ctx)
 	if err != nil {
 		return untold{err}
@@ -125,7 +146,7 @@ func (f *doctorFlags) run(ctx context.Context, out io.Writer) error {
 	}
 	var results []doctor.ProbeResult
 	for i, addr := range f.probes {
-		results = append(results, probers[i].Probe(ctx, addr))
+		results = append(results, probers[i].Probe(ctx, strings.TrimPrefix(addr, overTLS)))
 	}
 	r := doctor.Diagnose(fleet, results, f.cfg)
 	if f.json {
@@ -165,6 +186,8 @@ func (f *doctorFlags) validate() error {
 		return fmt.Errorf("--probe-wire %q: use baton or sglang", f.probeWire)
 	case f.probeWire == "sglang" && f.probeAs != "":
 		return fmt.Errorf("--probe-as is for Baton's protocol")
+	case f.probeWire == "sglang" && slices.ContainsFunc(f.probes, func(a string) bool { return strings.HasPrefix(a, overTLS) }):
+		return fmt.Errorf("--probe %s is for Baton's protocol", overTLS)
 	}
 	return f.cfg.Validate()
 }
@@ -172,7 +195,7 @@ func (f *doctorFlags) validate() error {
 func (f *doctorFlags) collect(ctx context.Context) ([]doctor.Scrape, map[string]doctor.About, error) {
 	switch {
 	case len(f.metrics) > 0:
-		w := collect.Watch{Window: f.window, Interval: f.interval, Timeout: f.timeout, Save: f.save}
+		w := collect.Watch{Window: f.window, Interval: f.interval, Timeout: f.timeout, Save: f.save, Client: f.worker}
 		for _, m := range f.metrics {
 			e, err := collect.ParseEndpoint(m)
 			if err != nil {
@@ -182,7 +205,7 @@ func (f *doctorFlags) collect(ctx context.Context) ([]doctor.Scrape, map[string]
 		}
 		return w.Run(ctx)
 	case f.prometheus != "":
-		p := collect.Prometheus{URL: f.prometheus, Selector: f.selector, Window: f.window, Step: f.interval, Timeout: f.timeout}
+		p := collect.Prometheus{URL: f.prometheus, Selector: f.selector, Window: f.window, Step: f.interval, Timeout: f.timeout, Client: f.ask}
 		scrapes, err := p.Scrapes(ctx)
 		if err == nil && len(scrapes) == 0 {
 			err = fmt.Errorf("the Prometheus server at %s has no series of Baton, SGLang or vLLM in the last %s", f.prometheus, f.window)
@@ -225,6 +248,9 @@ func (f *doctorFlags) release() string {
 	return ""
 }
 
+// overTLS begins the address of a bootstrap port that speaks TLS.
+const overTLS = "tls://"
+
 // prober makes one prober for each --probe.
 func (f *doctorFlags) prober(ctx context.Context) ([]doctor.Prober, error) {
 	var out []doctor.Prober
@@ -234,6 +260,10 @@ func (f *doctorFlags) prober(ctx context.Context) ([]doctor.Prober, error) {
 			continue
 		}
 		b := probe.Baton{Patience: f.patience}
+		addr, secret := strings.CutPrefix(addr, overTLS)
+		if secret {
+			b.TLS = f.trust.Config
+		}
 		if f.probeAs != "" {
 			id, err := f.standFor(ctx)
 			if err != nil {
@@ -262,7 +292,7 @@ func (f *doctorFlags) standFor(ctx context.Context) (session.Identity, error) {
 	if err != nil {
 		return session.Identity{}, err
 	}
-	res, err := http.DefaultClient.Do(req)
+	res, err := f.worker.Do(req)
 	if err != nil {
 		return session.Identity{}, err
 	}

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -87,6 +88,11 @@ func (u *upFlags) validate() error {
 		return usagef("--transport %q: use auto, shm, tcp or nixl", u.transport)
 	case u.threads < 0:
 		return usagef("--threads must not be negative")
+	}
+	for _, flag := range slices.Concat(u.extra, u.extraOf[0], u.extraOf[1]) {
+		if strings.HasPrefix(flag, "--tls-") || strings.HasPrefix(flag, "--peer-") {
+			return usagef("%s: the workers of baton up are on loopback and are spoken to without TLS; for TLS start router and workers one by one (docs/router.md)", flag)
+		}
 	}
 	_, _, err := net.SplitHostPort(u.listen)
 	if err != nil {

@@ -2,6 +2,9 @@ package main
 
 import (
 	"crypto/tls"
+	"net/http"
+
+	"github.com/spf13/pflag"
 
 	"github.com/baton-pd/baton/internal/edge"
 )
@@ -51,4 +54,41 @@ func (c clientTLS) open(caFlag, certFlag, keyFlag string) (t edge.ClientTLS, wat
 		watched = append(watched, t.Own.Watched())
 	}
 	return t, watched, nil
+}
+
+// addTo is for commands that ask others over HTTP.
+func (c *clientTLS) addTo(f *pflag.FlagSet) {
+	f.StringVar(&c.ca, "tls-ca", "", "file with the certificates that https servers' are checked against (default: the system's)")
+	f.StringVar(&c.cert, "tls-cert", "", "file with the certificate that is shown to servers that want one")
+	f.StringVar(&c.key, "tls-key", "", "file with its key")
+	f.StringVar(&c.name, "tls-server-name", "", "name that servers' certificates must be for (default: the host of their address)")
+}
+
+// client reads the files of addTo's flags. With apiKey, if not empty, every request asks by it.
+func (c *clientTLS) client(apiKey string) (*http.Client, edge.ClientTLS, error) {
+	t, _, err := c.open("--tls-ca", "--tls-cert", "--tls-key")
+	if err != nil {
+		return nil, t, err
+	}
+	tr := http.DefaultTransport.(*http.Transport).Clone()
+	tr.TLSClientConfig = t.Config()
+	if apiKey == "" {
+		return &http.Client{Transport: tr}, t, nil
+	}
+	return &http.Client{Transport: withKey{tr, apiKey}}, t, nil
+}
+
+// withKey adds an API key to requests, but not to those that a redirect makes: their server may be anybody's.
+type withKey struct {
+	*http.Transport
+	key string
+}
+
+// RoundTrip implements http.RoundTripper.
+func (w withKey) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Response == nil {
+		req = req.Clone(req.Context())
+		req.Header.Set("Authorization", "Bearer "+w.key)
+	}
+	return w.Transport.RoundTrip(req)
 }

@@ -58,3 +58,13 @@ func TestWorkerEdgeFlags(t *testing.T) {
 		}
 	}
 }
+
+// The workers of baton up are spoken to without TLS: flags that would have them refuse that are refused.
+func TestUpRefusesTLS(t *testing.T) {
+	for _, u := range []upFlags{{extra: []string{"--tls-cert=c"}}, {extraOf: [2][]string{{"--tls-client-ca=c"}, nil}}, {extraOf: [2][]string{nil, {"--max-queue=3", "--peer-ca=c"}}}} {
+		u.prefills, u.decodes, u.transport, u.listen = 1, 1, "auto", "127.0.0.1:0"
+		if err := u.validate(); err == nil || !strings.Contains(err.Error(), "without TLS") || !errors.As(err, new(usageError)) {
+			t.Errorf("%+v: %v", u, err)
+		}
+	}
+}

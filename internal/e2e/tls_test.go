@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -186,6 +187,37 @@ func TestWorkerCertificatesChange(t *testing.T) {
 		t.Errorf("the stream's end: %v", err)
 	}
 	waitIdle(t, f.Stack, settleTime)
+}
+
+// TestDoctorOverTLS: the doctor sees workers that want certificates and keys, by their metrics and by asking; without, it says what is missing.
+func TestDoctorOverTLS(t *testing.T) {
+	f := startClosed(t, 1)
+	p, d := f.Prefills[0], f.Decodes[0]
+	trust := []string{"--tls-ca", f.ca.File("ca.pem")}
+	own := append([]string{"--tls-cert", f.ca.File("router.pem"), "--tls-key", f.ca.File("router.key")}, trust...)
+	look := func(more []string, args ...string) examined {
+		t.Helper()
+		return examine(t, slices.Concat(args, more)...)
+	}
+	metrics := []string{"--metrics", "prefill-0=" + p.URL(), "--metrics", "decode-0=" + d.URL(), "--window", "4s", "--interval", "250ms", "--stuck-after", "3s"}
+	probe := []string{"--probe", "tls://" + p.Bootstrap, "--probe-as", d.URL()}
+	if e := look(own, probe...); e.status != 2 || !strings.Contains(e.errs, "401") {
+		t.Errorf("asked without a key: %+v", e)
+	}
+	t.Setenv("BATON_API_KEY", f.key)
+	if e := look(own, slices.Concat(metrics, probe)...); e.status != 0 || len(e.report.Probes) != 1 {
+		t.Errorf("with certificate and key: %+v", e)
+	}
+	e := look(trust, "--probe", "tls://"+p.Bootstrap)
+	if e.status != 2 || len(e.report.Findings) != 0 || !strings.Contains(fmt.Sprint(e.report), "certificate required") {
+		t.Errorf("asked without a certificate: %+v", e)
+	}
+	if e := look(nil, "--probe", p.Bootstrap); e.status != 2 || !strings.Contains(fmt.Sprint(e.report), "does not speak TLS") {
+		t.Errorf("asked without TLS: %+v", e)
+	}
+	if e := look(trust, metrics...); e.status != 2 || !strings.Contains(e.errs+fmt.Sprint(e.report), "certificate required") {
+		t.Errorf("scraped without a certificate: %+v", e)
+	}
 }
 
 // TestWrongAuthorities: a router, and a decode worker, that trust another CA: the error names whose trust is missing, and why.

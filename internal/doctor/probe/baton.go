@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ type Baton struct {
 	// Patience is how long each answer may take; > 0.
 	Patience time.Duration
 	Log      *slog.Logger // of the session; nil: none
+	// TLS is how to speak to the worker; nil: plain. See [session.ClientConfig].
+	TLS func() *tls.Config
 }
 
 // The probe's memory: pages that nobody may write to.
@@ -222,7 +225,7 @@ func (r *run) get(ctx context.Context, id session.Identity) (*session.ClientSess
 	if r.client != nil {
 		_ = r.client.Close() // never fails
 	}
-	r.client = session.NewClient(session.ClientConfig{Identity: id, Offer: r.offer, Handler: r, Log: r.cfg.Log,
+	r.client = session.NewClient(session.ClientConfig{Identity: id, Offer: r.offer, Handler: r, Log: r.cfg.Log, TLS: r.cfg.TLS,
 		Tuning: session.Tuning{DialTimeout: r.cfg.Patience, AckTimeout: r.cfg.Patience}})
 	ctx, stop := context.WithTimeout(ctx, 2*r.cfg.Patience)
 	defer stop()
@@ -237,6 +240,8 @@ func (r *run) get(ctx context.Context, id session.Identity) (*session.ClientSess
 func (r *run) refused(name string, began time.Time, c *room.Cause, given bool) {
 	r.step(name, false, began, "%s", c.Detail)
 	switch {
+	case session.Untrusted(c):
+		r.doubt("the probe gets no session (--probe tls://, --tls-ca, --tls-cert): %s", c.Detail)
 	case c.Code == room.CodeMismatch && given:
 		r.find(doctor.Finding{Rule: "probe-mismatch", Severity: doctor.Critical, Title: "it refuses decode workers with this fingerprint",
 			Evidence: []string{c.Detail},

@@ -51,9 +51,10 @@ internal/httpbody:
 internal/httpapi:                      internal/sched internal/openai internal/httpbody internal/otel internal/engine internal/room prometheus
 internal/otel:                         go.opentelemetry.io/otel prometheus
 internal/otel/oteltest:                grpc go.opentelemetry.io/proto/otlp
-internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/router/accesslog internal/webui internal/edge internal/router/wire internal/openai internal/httpbody internal/otel internal/room prometheus
+internal/router:                       internal/router/policy internal/router/admission internal/router/record internal/router/accesslog internal/webui internal/edge internal/router/ending internal/router/wire internal/openai internal/httpbody internal/otel internal/room prometheus
 internal/router/policy:
-internal/router/wire:
+internal/router/wire:                  internal/router/ending
+internal/router/ending:
 internal/router/admission:
 internal/webui:
 internal/webui/browser:

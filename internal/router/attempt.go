@@ -11,6 +11,7 @@ import (
 
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
+	"github.com/baton-pd/baton/internal/router/ending"
 )
 
 const (
@@ -99,8 +100,9 @@ type attempt struct {
 	// prefillGrace.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	unlink func() bool // from the call's context
-	span   *otel.Span  // nil: not traced
+	end    ending.Context // is ctx
+	link   ending.Hook    // to the call's end
+	span   *otel.Span     // nil: not traced
 
 	header http.Header
 	// event is when the last event of a stream came that could go on elsewhere, in nanoseconds after start; 0: there is none such.
@@ -139,7 +141,7 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 	}
 	left := max(time.Until(c.deadline).Milliseconds(), 1)
 	a.header.Set(HeaderTimeout, strconv.FormatInt(left, 10))
-	a.ctx, a.cancel = context.WithCancelCause(r.base)
+	a.ctx, a.cancel = &a.end, a.end.End
 	err := a.setResume()
 	if err == nil {
 		err = a.setBodies()
@@ -148,13 +150,17 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 		a.prefill.body, a.decode.body = bodyOf(nil), bodyOf(nil)
 		a.cancel(routerFailure(room.CodeInternal, false, "write the workers' bodies: %v", err))
 	}
-	a.unlink = context.AfterFunc(c.ctx, func() { a.cancel(context.Cause(c.ctx)) })
+	a.link.Run = func() { a.cancel(c.end.Err()) }
+	c.end.Watch(&a.link)
 	a.traceStart(n)
 	c.current.Store(a)
 	c.attempts++
 	a.record()
 	return a
 }
+
+// unlink: the attempt no longer ends with its call.
+func (a *attempt) unlink() { a.c.end.Unwatch(&a.link) }
 
 // key names the attempt's first room.
 func (a *attempt) key() room.Key { return room.Key{Room: a.rooms[0]} }
@@ -166,8 +172,8 @@ func (a *attempt) run(cl *client) *failure {
 		a.unlink()
 		a.prefill.w.put()
 		a.decode.w.put()
-		a.traceEnd(failureOf(a.r.base))
-		return failureOf(a.r.base)
+		a.traceEnd(failureOf(&a.r.base))
+		return failureOf(&a.r.base)
 	}
 	defer a.r.group.leave()
 	if a.prefill.w == noWorker {
@@ -306,6 +312,8 @@ func (a *attempt) settlePrefill() {
 	select {
 	case <-a.prefillDone:
 	case <-a.ctx.Done():
+	case <-a.r.base.Done():
+		a.cancel(a.r.base.Err())
 	case <-t.C:
 		a.r.cfg.Log.Warn("prefill has not ended although its answer has", "worker", a.prefill.w.name, "room", a.key().String(), "phase", a.prefill.phase())
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/baton-pd/baton/internal/otel"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/admission"
+	"github.com/baton-pd/baton/internal/router/ending"
 	"github.com/baton-pd/baton/internal/router/record"
 )
 
@@ -38,6 +39,9 @@ type call struct {
 	start, deadline time.Time
 	ctx             context.Context
 	cancel          context.CancelCauseFunc
+	// end is ctx; fromBase and hurry are what the router's end and its own set off, see Router.arm.
+	end             ending.Context
+	fromBase, hurry ending.Hook
 	disarm          func() // see Router.arm
 	// limitWrite bounds the next writes to the client, within the deadline; stallAt is the bound in Unix nanoseconds, 0 before the first.
 	limitWrite func(t time.Time)

@@ -30,6 +30,8 @@ type client struct {
 	armed time.Time
 }
 
+var chunkedCoding = []string{"chunked"} // read only
+
 func newClient(w http.ResponseWriter) *client {
 	return &client{w: w, ctl: http.NewResponseController(w)}
 }
@@ -44,10 +46,13 @@ func (cl *client) begin(h http.Header, status int) {
 	cl.w.WriteHeader(status)
 }
 
-// events sends whole events of a stream.
-func (cl *client) events(h http.Header, status int, p []byte) error {
+// events sends whole events of a stream. The last go out with the end of the answer, when the handler returns.
+func (cl *client) events(h http.Header, status int, p []byte, last bool) error {
+	if last && !cl.started {
+		cl.w.Header()["Transfer-Encoding"] = chunkedCoding // net/http would give it a length
+	}
 	cl.begin(h, status)
-	if err := cl.write(p); err != nil {
+	if err := cl.write(p); err != nil || last {
 		return err
 	}
 	return cl.ctl.Flush()

@@ -149,7 +149,7 @@ func (r *Router) list(source string, l listing) {
 		m.w.leaving.Store(true)
 		m.stop()
 	}
-	ctx, stop := context.WithCancel(r.base)
+	ctx, stop := context.WithCancel(&r.base)
 	l.w.series = r.series(l.w)
 	m.w, m.backend, m.stop = l.w, l.b, stop
 	r.group.spawn(func() {

@@ -217,7 +217,7 @@ func (r *Router) cutLegs(w *worker) {
 // answerChange tells what a change of worker id has come to: the worker, or {"id":...,"state":"gone"}.
 func (r *Router) answerChange(w http.ResponseWriter, err error, status int, id string) {
 	if err != nil {
-		openai.WriteError(w, failureOf(r.base).err)
+		openai.WriteError(w, failureOf(&r.base).err)
 		return
 	}
 	if v, ok := r.viewOf(id); ok {

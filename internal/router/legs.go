@@ -302,7 +302,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response) *failure {
 				s.phase = l.phase()
 				l.began()
 			}
-			if err := cl.events(resp.Header, resp.StatusCode, forward); err != nil {
+			if err := cl.events(resp.Header, resp.StatusCode, forward, s.done && rerr == io.EOF); err != nil {
 				return cl.lost(a.c, err)
 			}
 			if s.follow {
@@ -312,7 +312,7 @@ func (a *attempt) forwardStream(cl *client, resp *http.Response) *failure {
 		}
 		switch {
 		case s.done:
-			l.drain(resp)
+			l.drain(resp, rerr)
 			return nil
 		case s.complete() && (e != nil || ferr != nil || rerr != nil && (rerr != io.EOF || s.cut())):
 			return a.finishFor(cl, resp)
@@ -346,7 +346,7 @@ func (a *attempt) finishFor(cl *client, resp *http.Response) *failure {
 
 // endStream writes a stream's last line in its worker's place.
 func (a *attempt) endStream(cl *client, resp *http.Response) *failure {
-	if err := cl.events(resp.Header, resp.StatusCode, []byte("data: "+openai.DoneData+"\n\n")); err != nil {
+	if err := cl.events(resp.Header, resp.StatusCode, []byte("data: "+openai.DoneData+"\n\n"), true); err != nil {
 		return cl.lost(a.c, err)
 	}
 	return nil
@@ -372,11 +372,13 @@ func (l *leg) streamEnd(s *stream, e *openai.Error, err error, eof bool) (f *fai
 }
 
 // drain reads on to the stream's end after [DONE], so that the connection can be used
-// again; a worker that does not end it in time loses the connection.
-func (l *leg) drain(resp *http.Response) {
-	t := time.AfterFunc(doneGrace, func() { wire.Abort(resp) })
-	defer t.Stop()
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, drainLimit)) // the answer is complete; only the connection is at stake
+// again; a worker that does not end it in time loses the connection. err came with the last read.
+func (l *leg) drain(resp *http.Response, err error) {
+	if err == nil {
+		t := time.AfterFunc(doneGrace, func() { wire.Abort(resp) })
+		defer t.Stop()
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, drainLimit)) // the answer is complete; only the connection is at stake
+	}
 	l.end()
 	l.enter(legDone)
 }

@@ -123,7 +123,7 @@ func (r *Router) kickAfter(d time.Duration) {
 	}
 	defer r.group.leave()
 	r.group.spawn(func() {
-		if sleep(r.base, d, nil) {
+		if sleep(&r.base, d, nil) {
 			r.queue.Kick()
 		}
 	})

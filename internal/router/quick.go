@@ -15,8 +15,14 @@ func decodeAnswer(data []byte, a *answer) error {
 	if q.answer(a) {
 		return nil
 	}
-	*a = answer{}
+	a.clear()
 	return json.Unmarshal(data, a)
+}
+
+// clear empties a and keeps its room.
+func (a *answer) clear() {
+	clear(a.Choices)
+	*a = answer{Choices: a.Choices[:0]}
 }
 
 // decodeUsage is json.Unmarshal of a usage.

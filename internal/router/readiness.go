@@ -56,7 +56,7 @@ func (f *fleet) ready(now time.Time) (up []*worker, others string) {
 // It counts them.
 func (r *Router) ready() (prefills, decodes int, e *openai.Error) {
 	if r.base.Err() != nil {
-		return 0, 0, failureOf(r.base).err
+		return 0, 0, failureOf(&r.base).err
 	}
 	if r.gate.draining.Load() {
 		return 0, 0, errClosing().err

@@ -17,6 +17,7 @@ import (
 	"github.com/baton-pd/baton/internal/openai"
 	"github.com/baton-pd/baton/internal/room"
 	"github.com/baton-pd/baton/internal/router/admission"
+	"github.com/baton-pd/baton/internal/router/ending"
 	"github.com/baton-pd/baton/internal/router/policy"
 	"github.com/baton-pd/baton/internal/router/record"
 	"github.com/baton-pd/baton/internal/router/wire"
@@ -42,7 +43,7 @@ type Router struct {
 	journal  *record.Journal
 	inflight atomic.Int64
 	group    group
-	base     context.Context // ends with Close; its cause is a *failure
+	base     ending.Context // ends with Close, by a *failure
 	stop     context.CancelCauseFunc
 }
 
@@ -71,11 +72,11 @@ func New(c Config) (*Router, error) {
 		return nil, fmt.Errorf("router: register metrics: %w", err)
 	}
 	r.handler = r.enter(r.routes())
-	r.base, r.stop = context.WithCancelCause(context.Background())
+	r.stop = r.base.End
 	if err := r.SetWorkers(SourceStatic, c.Prefills, c.Decodes); err != nil {
 		return nil, err
 	}
-	r.group.spawn(func() { r.keepFleet(r.base) })
+	r.group.spawn(func() { r.keepFleet(&r.base) })
 	return r, nil
 }
 

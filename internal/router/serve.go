@@ -59,7 +59,7 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 		return nil, f
 	}
 	if r.base.Err() != nil {
-		return nil, failureOf(r.base)
+		return nil, failureOf(&r.base)
 	}
 	c := &call{kind: kind, path: path, start: start, header: http.Header{}}
 	deadline, e := r.parseDeadline(req, start)
@@ -113,18 +113,21 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 // arm makes the call's context, which the deadline and the client's leaving end; c.disarm undoes
 // it. When the context ends early, a write that waits for a slow client ends soon, too.
 func (r *Router) arm(c *call, req *http.Request, ctl *http.ResponseController) {
-	c.ctx, c.cancel = context.WithCancelCause(r.base)
+	c.ctx, c.cancel = &c.end, c.end.End
+	c.fromBase.Run = func() { c.cancel(r.base.Err()) }
+	r.base.Watch(&c.fromBase)
 	t := time.AfterFunc(time.Until(c.deadline), func() { c.cancel(c.deadlineFailure()) })
 	stop := context.AfterFunc(req.Context(), func() { c.cancel(c.clientLeft()) })
 	var mu sync.Mutex
 	ended := false // the connection may serve another request: it is not ours any more
-	hurry := context.AfterFunc(c.ctx, func() {
+	c.hurry.Run = func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if !ended {
 			_ = ctl.SetWriteDeadline(time.Now().Add(deadlineSlack)) // a recorder has none
 		}
-	})
+	}
+	c.end.Watch(&c.hurry)
 	c.limitWrite = func(t time.Time) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -138,7 +141,8 @@ func (r *Router) arm(c *call, req *http.Request, ctl *http.ResponseController) {
 		_ = ctl.SetWriteDeadline(t) // a recorder has none
 	}
 	c.disarm = func() {
-		hurry()
+		c.end.Unwatch(&c.hurry)
+		r.base.Unwatch(&c.fromBase)
 		mu.Lock()
 		ended = true
 		mu.Unlock()

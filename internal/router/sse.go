@@ -31,6 +31,7 @@ type stream struct {
 	finished map[int]bool // choices that ended
 	done     bool         // [DONE] was seen; nothing is let through after it
 	usage    usage        // told by the stream; zero: nothing
+	answer   answer       // of the event being judged, kept for its room
 	stale    bool         // the event just judged only repeats or adds to what has ended: it is left out
 
 	// follow: the tokens of its text are told, and asked for. Those of the events that the last feed let through are in tokens, with over
@@ -43,7 +44,8 @@ type stream struct {
 
 // reset prepares s for another stream and keeps its buffer.
 func (s *stream) reset(side room.Side, phase string, choices int) {
-	*s = stream{side: side, phase: phase, choices: choices, buf: s.buf[:0], tokens: s.tokens[:0], head: s.head[:0], last: s.last[:0]}
+	s.answer.clear()
+	*s = stream{side: side, phase: phase, choices: choices, buf: s.buf[:0], tokens: s.tokens[:0], answer: s.answer, head: s.head[:0], last: s.last[:0]}
 }
 
 // feed takes the next bytes and returns those that may go to the client: whole events, valid until
@@ -168,8 +170,9 @@ func (s *stream) judge(data []byte) (*openai.Error, error) {
 		}
 		return nil, nil
 	}
-	var a answer
-	if err := decodeAnswer(data, &a); err != nil {
+	a := &s.answer
+	a.clear()
+	if err := decodeAnswer(data, a); err != nil {
 		return nil, fmt.Errorf("%w: an event is not what it should be: %w", errMalformed, err)
 	}
 	if e := a.failure(data, s.side, s.phase); e != nil {

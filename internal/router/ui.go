@@ -68,7 +68,7 @@ func (u *ui) events(w http.ResponseWriter, req *http.Request) {
 	}
 	defer u.viewers.Add(-1)
 	if !u.r.group.enter() {
-		openai.WriteError(w, failureOf(u.r.base).err)
+		openai.WriteError(w, failureOf(&u.r.base).err)
 		return
 	}
 	defer u.r.group.leave()

@@ -14,13 +14,15 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/baton-pd/baton/internal/router/ending"
 )
 
 const (
 	// inlineBody is the largest body, in bytes, that is written before the answer is looked for: it fits a socket's
 	// buffer, so that a server which answers without reading it cannot block the writer. Larger ones are written beside.
 	inlineBody = 16 << 10
-	// readBuffer is the size of a connection's buffer. Headers are small; bodies are read past it.
+	// readBuffer is the size of a connection's buffer. Headers are small; large bodies are read past it.
 	readBuffer = 4 << 10
 	// maxInterim is how many answers of status 1xx may precede the answer.
 	maxInterim = 5
@@ -34,29 +36,30 @@ type conn struct {
 	c     *Client
 	nc    net.Conn
 	raw   net.Conn // below TLS; nc itself without
-	br    *bufio.Reader
+	buf   []byte   // buf[r:w] has come and is not taken yet
+	r, w  int
+	err   error // of reading, once there was one
 	life  int
 	since time.Time // idle since
 	used  bool      // has served a request
-	// room is how many bytes of a header may still come; negative: no limit. The owner's.
-	room int
 
 	rc    syscall.RawConn // nil: cannot be looked at
 	peek  func(fd uintptr) bool
 	alive bool // of the last peek
+	start      // of an exchange; without TLS
 }
 
 func newConn(c *Client, nc, raw net.Conn, life int) *conn {
-	p := &conn{c: c, nc: nc, raw: raw, life: life, room: -1}
-	p.br = bufio.NewReaderSize(limited{p}, readBuffer)
+	p := &conn{c: c, nc: nc, raw: raw, life: life, buf: make([]byte, readBuffer)}
 	if sc, ok := raw.(syscall.Conn); ok {
 		if rc, err := sc.SyscallConn(); err == nil {
 			p.rc = rc
 			p.peek = func(fd uintptr) bool {
-				var b [1]byte
-				_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-				p.alive = errors.Is(err, syscall.EAGAIN)
+				p.alive = silent(int(fd))
 				return true
+			}
+			if nc == raw {
+				p.start.on = p.ready
 			}
 		}
 	}
@@ -65,7 +68,7 @@ func newConn(c *Client, nc, raw net.Conn, life int) *conn {
 
 // sound reports that an idle connection is open and silent.
 func (p *conn) sound() bool {
-	if p.br.Buffered() > 0 {
+	if p.w > p.r || p.err != nil {
 		return false
 	}
 	if p.rc == nil {
@@ -75,21 +78,27 @@ func (p *conn) sound() bool {
 	return p.rc.Read(p.peek) == nil && p.alive
 }
 
-// limited is the connection as its buffer reads it.
-type limited struct{ p *conn }
+// read takes bytes from the connection, past the buffer.
+func (p *conn) read(b []byte) (n int, err error) {
+	if p.err == nil {
+		n, p.err = p.nc.Read(b)
+	}
+	return n, p.err
+}
 
-// Read bounds what comes while a header is read.
-func (l limited) Read(b []byte) (int, error) {
-	p := l.p
-	if p.room < 0 {
-		return p.nc.Read(b)
+// fill waits for more in the buffer, which is not full. What has come with an error is there, and the error of the next fill.
+func (p *conn) fill() error {
+	if p.r == p.w {
+		p.r, p.w = 0, 0
+	} else if p.w == len(p.buf) {
+		p.r, p.w = 0, copy(p.buf, p.buf[p.r:p.w])
 	}
-	if p.room == 0 {
-		return 0, errHeaderTooLarge
+	n, err := p.read(p.buf[p.w:])
+	p.w += n
+	if n > 0 {
+		return nil
 	}
-	n, err := p.nc.Read(b[:min(len(b), p.room)])
-	p.room -= n
-	return n, err
+	return err
 }
 
 // heads are buffers of requests.
@@ -99,27 +108,27 @@ var heads = sync.Pool{New: func() any { b := make([]byte, 0, 2048); return &b }}
 // because the server had closed the connection while it was idle.
 func (p *conn) exchange(ctx context.Context, r *Request) (resp *http.Response, again bool, err error) {
 	a := &answer{p: p}
-	a.stop = context.AfterFunc(ctx, a.abort)
-	n, err := a.write(r)
+	a.watch(ctx)
+	n, err := a.send(r)
 	if err != nil {
 		if n > 0 { // it may have said why
 			_ = p.nc.SetReadDeadline(time.Now().Add(lastWords))
-			if resp, rerr := p.readHead(); rerr == nil {
-				return a.attach(resp, true), false, nil
+			if rerr := a.readHead(); rerr == nil {
+				a.close = true
+				return a.attach(), false, nil
 			}
 		}
 		a.finish(false)
-		return nil, n == 0 && p.used && closedByPeer(err), err
+		return nil, n == 0 && p.used && (closedByPeer(err) || err == errStale), err
 	}
-	resp, err = p.readHead()
-	if err != nil {
+	if err = a.readHead(); err != nil {
 		a.finish(false)
 		if a.writeErr != nil && !errors.Is(a.writeErr, net.ErrClosed) {
 			err = errors.Join(err, a.writeErr)
 		}
 		return nil, false, err
 	}
-	return a.attach(resp, resp.Close), false, nil
+	return a.attach(), false, nil
 }
 
 // closedByPeer: the error of a write to a connection that the other side had closed.
@@ -127,22 +136,39 @@ func closedByPeer(err error) bool {
 	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.ErrClosedPipe)
 }
 
-// readHead reads the header of the answer, past interim ones.
-func (p *conn) readHead() (*http.Response, error) {
-	p.room = p.c.MaxHeader
-	defer func() { p.room = -1 }()
-	for range maxInterim + 1 {
-		resp, err := http.ReadResponse(p.br, nil)
+// readHead reads the head of the answer, past interim ones.
+func (a *answer) readHead() error {
+	p := a.p
+	for {
+		n, v := parseHead(p.buf[p.r:p.w], &a.resp, &a.frame)
 		switch {
-		case err != nil:
-			return nil, err
-		case resp.StatusCode == http.StatusSwitchingProtocols:
-			return nil, errSwitch
-		case resp.StatusCode/100 != 1:
-			return resp, nil
+		case v == headWhole && n <= p.c.MaxHeader:
+			p.r += n
+			return nil
+		case v != headMore, p.w-p.r == len(p.buf), p.fill() != nil: // and it will be told once more
+			return a.readUncommon()
 		}
 	}
-	return nil, errInterim
+}
+
+// readUncommon has net/http read the head, and afterwards the body.
+func (a *answer) readUncommon() error {
+	a.br = bufio.NewReaderSize(source{a}, readBuffer)
+	a.room = a.p.c.MaxHeader
+	defer func() { a.room = -1 }()
+	for range maxInterim + 1 {
+		resp, err := http.ReadResponse(a.br, nil)
+		switch {
+		case err != nil:
+			return err
+		case resp.StatusCode == http.StatusSwitchingProtocols:
+			return errSwitch
+		case resp.StatusCode/100 != 1:
+			a.resp, a.body = *resp, resp.Body
+			return nil
+		}
+	}
+	return errInterim
 }
 
 // appendHead writes the request's first line and header.
@@ -161,11 +187,17 @@ func appendHead(b []byte, host string, r *Request) ([]byte, error) {
 	return append(strconv.AppendInt(b, int64(len(r.Body[0])+len(r.Body[1])), 10), "\r\n\r\n"...), nil
 }
 
-// answer is the body of an answer, and the exchange that it ends.
+// answer is an answer whose head has been read, its body, and the exchange that this ends.
 type answer struct {
-	p    *conn
-	body io.Reader
-	stop func() bool // of watching the context
+	p     *conn
+	resp  http.Response
+	frame frame         // of the body, unless body is set
+	body  io.Reader     // of net/http; nil: the head was of the common form
+	br    *bufio.Reader // what body reads, from source
+	room  int           // how many bytes source may still give; negative: no limit
+	stop  func() bool   // of watching a context of another kind than end
+	end   *ending.Context
+	hook  ending.Hook // of end
 	// state is answerLive until the exchange is aborted or ends, whichever is first: an aborted connection is closed, and never
 	// after it has been given back.
 	state atomic.Int32
@@ -190,38 +222,31 @@ func (a *answer) abort() {
 	}
 }
 
+// watch has the end of ctx abort the exchange.
+func (a *answer) watch(ctx context.Context) {
+	a.hook.Run = a.abort
+	if e, ok := ctx.(*ending.Context); ok {
+		a.end = e
+		e.Watch(&a.hook)
+		return
+	}
+	a.stop = context.AfterFunc(ctx, a.abort)
+}
+
+func (a *answer) unwatch() {
+	if a.end != nil {
+		a.end.Unwatch(&a.hook)
+		return
+	}
+	a.stop()
+}
+
 // Abort ends the exchange of an answer that [Client.Post] has returned, as its context's end would, from any goroutine. It does nothing once the body was read to its
 // end or closed.
 func Abort(resp *http.Response) {
 	if a, ok := resp.Body.(*answer); ok {
 		a.abort()
 	}
-}
-
-// write sends the request, but for a large body, which a goroutine writes beside until it is done or the connection closed. n is how much
-// was written.
-func (a *answer) write(r *Request) (n int, err error) {
-	buf := heads.Get().(*[]byte)
-	defer heads.Put(buf)
-	b, err := appendHead((*buf)[:0], a.p.c.Host, r)
-	if err != nil {
-		return 0, err
-	}
-	beside := len(r.Body[0])+len(r.Body[1]) > inlineBody
-	if !beside {
-		b = append(append(b, r.Body[0]...), r.Body[1]...)
-	}
-	*buf = b
-	if n, err = a.p.nc.Write(b); err != nil || !beside {
-		return n, err
-	}
-	a.writing = make(chan error, 1)
-	go func() {
-		parts := net.Buffers{r.Body[0], r.Body[1]}
-		_, err := parts.WriteTo(a.p.nc)
-		a.writing <- err
-	}()
-	return n, nil
 }
 
 // awaitWriter waits for the writer, which is done or whose connection has been closed.
@@ -243,30 +268,90 @@ func (a *answer) sent() bool {
 	return a.writeErr == nil
 }
 
-// attach makes a the body of resp.
-func (a *answer) attach(resp *http.Response, close bool) *http.Response {
-	a.body, a.close = resp.Body, close
-	if resp.Body == http.NoBody {
-		a.end(io.EOF)
+// attach makes a the body of its answer.
+func (a *answer) attach() *http.Response {
+	a.close = a.close || a.resp.Close
+	a.resp.Body = a
+	if a.body == http.NoBody || a.body == nil && a.frame.state == frameOver {
+		a.endWith(io.EOF)
 	}
-	resp.Body = a
-	return resp
+	return &a.resp
 }
 
-// Read implements [io.Reader].
-func (a *answer) Read(b []byte) (int, error) {
-	if a.over {
-		return 0, a.err
+// source is the connection as net/http reads it: what has come, and then what comes.
+type source struct{ a *answer }
+
+// Read bounds what comes while a header is read.
+func (s source) Read(b []byte) (int, error) {
+	a, p := s.a, s.a.p
+	if a.room == 0 {
+		return 0, errHeaderTooLarge
 	}
-	n, err := a.body.Read(b)
-	if err != nil {
-		a.end(err)
+	if a.room > 0 {
+		b = b[:min(len(b), a.room)]
+	}
+	n := copy(b, p.buf[p.r:p.w])
+	p.r += n
+	var err error
+	if n == 0 {
+		n, err = p.read(b)
+	}
+	if a.room > 0 {
+		a.room -= n
 	}
 	return n, err
 }
 
-// end ends the exchange after a Read's error.
-func (a *answer) end(err error) {
+// Read implements [io.Reader]. The last bytes come with io.EOF where that is known.
+func (a *answer) Read(b []byte) (n int, err error) {
+	if a.over {
+		return 0, a.err
+	}
+	if a.body != nil {
+		n, err = a.body.Read(b)
+	} else {
+		n, err = a.readFrame(b)
+	}
+	if err != nil {
+		a.endWith(err)
+	}
+	return n, err
+}
+
+// readFrame reads content of the frame. What has come is handed out; it waits only where there is nothing.
+func (a *answer) readFrame(b []byte) (int, error) {
+	for p := a.p; ; {
+		used, n, err := a.frame.take(p.buf[p.r:p.w], b)
+		p.r += used
+		switch {
+		case err != nil:
+			return n, err
+		case a.frame.state == frameOver:
+			return n, io.EOF
+		case n > 0 || len(b) == 0:
+			return n, nil
+		}
+		if k := min(int64(len(b)), a.frame.left); k >= readBuffer && p.r == p.w {
+			n, err = p.read(b[:k])
+			a.frame.took(n)
+		} else {
+			err = p.fill()
+		}
+		switch {
+		case n > 0 && a.frame.state == frameOver:
+			return n, io.EOF
+		case n > 0:
+			return n, nil
+		case err == io.EOF:
+			return 0, io.ErrUnexpectedEOF
+		case err != nil:
+			return 0, err
+		}
+	}
+}
+
+// endWith ends the exchange after a Read's error.
+func (a *answer) endWith(err error) {
 	a.err = err
 	a.finish(err == io.EOF)
 }
@@ -286,8 +371,8 @@ func (a *answer) Close() error {
 // finish gives the connection back, if everything was sent and read (whole), or closes it, and waits for the writer.
 func (a *answer) finish(whole bool) {
 	a.over = true
-	a.stop()
-	if whole && !a.close && a.sent() && a.state.CompareAndSwap(answerLive, answerOver) {
+	a.unwatch()
+	if whole && !a.close && a.p.w == a.p.r && (a.br == nil || a.br.Buffered() == 0) && a.sent() && a.state.CompareAndSwap(answerLive, answerOver) {
 		a.p.used = true
 		a.p.c.put(a.p)
 		return

@@ -95,7 +95,7 @@ func (c *Client) get(ctx context.Context) (*conn, error) {
 		p := c.idle[n-1]
 		c.idle[n-1], c.idle = nil, c.idle[:n-1]
 		c.mu.Unlock()
-		if p.sound() {
+		if p.start.on != nil || p.sound() { // with start it is looked at when it is used
 			return p, nil
 		}
 		_ = p.nc.Close()

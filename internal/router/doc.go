@@ -16,7 +16,8 @@
 //
 //   - [Router] and its handler: routes, admission, the loop over attempts (router.go, serve.go).
 //   - call: one client's request; body editing that keeps unknown fields byte for byte (call.go, body.go).
-//   - attempt: one pair of legs and the first cause that ends them (attempt.go, legs.go, failure.go; package wire carries legs).
+//   - attempt: one pair of legs and the first cause that ends them (attempt.go, legs.go, failure.go; package wire carries legs,
+//     package ending has the contexts).
 //   - stream: an incremental reader of server-sent events that knows whether the answer
 //     was finished, and never lets half an event through (sse.go, verdict.go); answers are read without building them in memory (quick.go).
 //   - queue: who goes first when all places are taken, and what chooses the pair (queue.go, choose.go, load.go; packages

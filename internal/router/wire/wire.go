@@ -3,8 +3,9 @@
 // # Why not http.Transport
 //
 // http.Transport runs two goroutines for each connection and passes every request and answer between three of them. On a router's path, which does
-// little else, that is most of the time (docs/performance.md, "The router"). Here the caller's goroutine writes the request and reads the answer itself. Answers are
-// parsed by net/http ([http.ReadResponse]).
+// little else, that is most of the time (docs/performance.md, "The router"). Here the caller's goroutine writes the request and reads the answer itself, and waits for it
+// without asking the socket first (start). Heads of the common form and their bodies, by length or in chunks, are read here (parseHead, frame), strictly; all others
+// by net/http ([http.ReadResponse]). What has come of a body is handed out, also where the server hangs in the framing behind it.
 //
 // # Promises
 //

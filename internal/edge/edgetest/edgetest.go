@@ -8,10 +8,12 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -87,6 +89,12 @@ func (a *Authority) Leaf(name, host string, d time.Duration) {
 		c.DNSNames, c.IPAddresses = nil, []net.IP{net.IPv4(127, 0, 0, 1)}
 	}
 	a.sign(c, d, name)
+}
+
+// Unheard reports whether err is of a connection that was closed while something was written to it: the reason may have been there to be read, but
+// HTTP's clients do not look. A test that wants to see the reason tries again.
+func Unheard(err error) bool {
+	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // Pool is the CA alone.

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"strconv"
 	"sync"
@@ -104,7 +105,8 @@ type attempt struct {
 	link   ending.Hook    // to the call's end
 	span   *otel.Span     // nil: not traced
 
-	header http.Header
+	header  http.Header // the call's, or its own where it differs; read only
+	timeout string      // HeaderTimeout
 	// event is when the last event of a stream came that could go on elsewhere, in nanoseconds after start; 0: there is none such.
 	event  atomic.Int64
 	resume json.RawMessage // what the workers need to go on with the call's stream; nil: nothing
@@ -131,16 +133,16 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 		fresh := newRID()
 		a.rid, a.names = quoted(fresh), []string{fresh}
 	}
-	a.header = c.header.Clone()
+	a.header = c.header
 	if k := d.is().kind; k == KindVLLM || k == KindPlain { // they know no rid
-		a.header.Set("X-Request-Id", a.names[0])
+		a.ownHeader().Set("X-Request-Id", a.names[0])
 	}
 	if p == noWorker {
 		a.prefill.enter(legDone)
 		a.prefill.over.Store(true)
 	}
 	left := max(time.Until(c.deadline).Milliseconds(), 1)
-	a.header.Set(HeaderTimeout, strconv.FormatInt(left, 10))
+	a.timeout = strconv.FormatInt(left, 10)
 	a.ctx, a.cancel = &a.end, a.end.End
 	err := a.setResume()
 	if err == nil {
@@ -157,6 +159,12 @@ func (r *Router) newAttempt(c *call, n int, p, d *worker) *attempt {
 	c.attempts++
 	a.record()
 	return a
+}
+
+// ownHeader is the attempt's header, to be changed.
+func (a *attempt) ownHeader() http.Header {
+	a.header = maps.Clone(a.header)
+	return a.header
 }
 
 // unlink: the attempt no longer ends with its call.

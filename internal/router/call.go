@@ -138,7 +138,7 @@ var hopHeaders = map[string]bool{
 	"Accept-Encoding": true, "Date": true, "Host": true, "Origin": true,
 }
 
-// copyHeader adds what may pass from one connection to another.
+// copyHeader adds what may pass from one connection to another. The values are shared: nobody changes them in place.
 func copyHeader(dst, src http.Header) {
 	named := ""
 	for _, v := range src["Connection"] {
@@ -148,7 +148,7 @@ func copyHeader(dst, src http.Header) {
 		if hopHeaders[k] || edge.IsCORS(k) || named != "" && strings.Contains(strings.ReplaceAll(named, " ", ""), ","+strings.ToLower(k)+",") {
 			continue
 		}
-		dst[k] = append([]string(nil), v...)
+		dst[k] = v[:len(v):len(v)]
 	}
 }
 

@@ -49,7 +49,7 @@ func putAnswer(b *bytes.Buffer) {
 func (l *leg) send(ctx context.Context) (*http.Response, *failure) {
 	a := l.a
 	l.sent = time.Now()
-	resp, err := l.w.wire.Post(ctx, &wire.Request{Path: l.w.prefix + a.c.path, Header: l.traceSend(), Body: l.body})
+	resp, err := l.w.wire.Post(ctx, &wire.Request{Path: l.w.prefix + a.c.path, Header: l.traceSend(), More: [2]string{HeaderTimeout, a.timeout}, Body: l.body})
 	if err != nil {
 		return nil, l.lost(err)
 	}

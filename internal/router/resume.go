@@ -213,7 +213,7 @@ func (a *attempt) setResume() error {
 	if t == nil || a.c.choices != 1 {
 		return nil
 	}
-	a.header.Set(openai.HeaderTokens, "1")
+	a.ownHeader().Set(openai.HeaderTokens, "1")
 	if !t.goes {
 		return nil
 	}

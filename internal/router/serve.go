@@ -97,6 +97,7 @@ func (r *Router) accept(cl *client, req *http.Request, kind openai.Kind, path st
 	cl.w.Header().Set(edge.HeaderRequestID, id)
 	c.rec.Named(id)
 	copyHeader(c.header, req.Header)
+	delete(c.header, HeaderTimeout) // each attempt has its own
 	r.forWorkers(c.header, id)
 	_ = cl.ctl.SetWriteDeadline(deadline.Add(deadlineSlack)) // a recorder in a test has none
 	r.arm(c, req, cl.ctl)

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"strconv"
 	"time"
@@ -133,7 +134,7 @@ func (l *leg) traceSend() http.Header {
 		l.span.Set(otel.String(otel.Leg, l.w.side.String()), otel.String(otel.Worker, l.w.name), otel.String("server.address", l.w.base.Hostname()))
 		l.span.Set(l.a.roomAttrs()...)
 	}
-	h = h.Clone() // both legs have the same
+	h = maps.Clone(h) // both legs have the same
 	l.span.Inject(h)
 	return h
 }

@@ -183,6 +183,9 @@ func appendHead(b []byte, host string, r *Request) ([]byte, error) {
 			b = append(append(append(append(b, k...), ": "...), v...), "\r\n"...)
 		}
 	}
+	if r.More[0] != "" {
+		b = append(append(append(append(b, r.More[0]...), ": "...), r.More[1]...), "\r\n"...)
+	}
 	b = append(b, "Content-Length: "...)
 	return append(strconv.AppendInt(b, int64(len(r.Body[0])+len(r.Body[1])), 10), "\r\n\r\n"...), nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"syscall"
 	"testing"
@@ -151,5 +152,24 @@ func TestAbortAnywhere(t *testing.T) {
 		if _, got, err := post(t, c, strings.Repeat("x", 100)); err != nil || got != forms["chunks"].body {
 			t.Fatalf("the next: %q, %v", got, err)
 		}
+	}
+}
+
+// TestMore: the field beside the header is sent, once.
+func TestMore(t *testing.T) {
+	got := make(chan http.Header, 1)
+	addr := script(t, func(_ int, c net.Conn, br *bufio.Reader) {
+		if r, err := http.ReadRequest(br); err == nil {
+			got <- r.Header
+			_, _ = io.WriteString(c, ok)
+		}
+	})
+	resp, err := newClient(t, addr).Post(t.Context(), &Request{Path: "/", Header: http.Header{"A": {"1"}}, More: [2]string{"B", "2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if h := <-got; len(h) != 3 || h.Get("A") != "1" || len(h["B"]) != 1 || h.Get("B") != "2" { // and Content-Length
+		t.Errorf("%v", h)
 	}
 }

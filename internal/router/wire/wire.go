@@ -61,6 +61,7 @@ var (
 type Request struct {
 	Path   string // escaped, with its query
 	Header http.Header
+	More   [2]string // one more field, which is not in Header: name and value
 	Body   [2][]byte // sent one after the other
 }
 

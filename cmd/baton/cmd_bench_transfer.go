@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/baton-pd/baton/internal/bench/kvbench"
+	"github.com/baton-pd/baton/internal/config"
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/shm"
 	"github.com/baton-pd/baton/internal/transfer/tcp"
@@ -56,6 +57,7 @@ func newBenchTransfer() *cobra.Command {
 }
 
 func (b *transferBench) run(ctx context.Context, out io.Writer) error {
+	config.SpareProcs() // as the workers do
 	b.work.Size = b.sizeMiB << 20
 	if b.work.Rooms < 1 || b.work.Rounds < 1 || b.sizeMiB < 1 {
 		return usagef("--rooms, --rounds and --size-mib must be at least 1")
@@ -206,6 +208,7 @@ func newBenchTransferTarget() *cobra.Command {
 	c := &cobra.Command{
 		Use: "transfer-target", Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			config.SpareProcs()
 			tr, err := benchTransport(name)
 			if err != nil {
 				return err

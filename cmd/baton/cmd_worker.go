@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"github.com/baton-pd/baton/internal/config"
 	"github.com/baton-pd/baton/internal/supervise"
 	"github.com/baton-pd/baton/internal/worker"
 )
@@ -56,6 +57,7 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 		return err
 	}
 	log = log.With("role", role)
+	config.SpareProcs()
 	ctx, stop := supervise.WatchParent(ctx)
 	defer stop()
 

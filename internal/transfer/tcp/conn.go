@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,9 +37,14 @@ const (
 // the goroutine in run.
 type conn struct {
 	t    *target
-	tcp  *net.TCPConn
-	raw  syscall.RawConn
+	raw  syscall.RawConn // of tcp or line
 	sess *session
+
+	// The owner replaces tcp by line with the first long write; abort comes from any goroutine.
+	mu   sync.Mutex // guards tcp, line and cut against abort; the owner reads tcp and line without
+	tcp  *net.TCPConn
+	line *line // nil: there is none
+	cut  bool  // abort was called
 
 	buf  []byte // buf[r:w] is read and not yet used
 	r, w int
@@ -59,7 +65,9 @@ type conn struct {
 	fenced    bool // guard was revoked, nothing was read
 
 	look   *lookout
-	low    int // bytes that wake the reader (SO_RCVLOWAT)
+	shorts uint64 // of the target when they were last seen to have grown
+	polite int    // stores after which to let others have the core
+	low    int    // bytes that wake the reader (SO_RCVLOWAT)
 	setLow func(fd uintptr)
 }
 
@@ -170,6 +178,8 @@ func (c *conn) openFrame(h *header) error {
 		c.refuse(w, codeGrant)
 	} else if !inside(w.grant.Spans, w.table) {
 		c.refuse(w, codeBounds)
+	} else {
+		c.serves(h.total)
 	}
 	return c.payload(w, h.payload)
 }
@@ -298,6 +308,9 @@ func (c *conn) read(g *guard, low int) error {
 	}
 	clear(c.iov)
 	c.guard = nil
+	if c.line != nil {
+		c.giveWay()
+	}
 	switch {
 	case err != nil:
 		return err
@@ -370,8 +383,13 @@ func (c *conn) flush() error {
 	if len(c.answers) == 0 {
 		return nil
 	}
-	_ = c.tcp.SetWriteDeadline(time.Now().Add(answerTimeout))
-	_, err := c.tcp.Write(c.answers)
+	var err error
+	if c.line != nil {
+		err = c.line.send(c.answers, answerTimeout)
+	} else {
+		_ = c.tcp.SetWriteDeadline(time.Now().Add(answerTimeout))
+		_, err = c.tcp.Write(c.answers)
+	}
 	c.answers, c.owed = c.answers[:0], 0
 	return err
 }

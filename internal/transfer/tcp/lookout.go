@@ -34,7 +34,9 @@ func (l *lookout) begin(long time.Duration, may func() bool) {
 	if l.last >= long {
 		return
 	}
-	runtime.Gosched() // those whom the last bytes have woken go first
+	if _, own := l.raw.(*line); !own {
+		runtime.Gosched() // those whom the last bytes have woken go first
+	}
 	for may() && time.Since(l.began) < long {
 		if l.raw.Control(l.look) != nil || l.poll[0].Revents != 0 {
 			return

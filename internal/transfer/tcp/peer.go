@@ -23,6 +23,7 @@ type peer struct {
 	mu sync.Mutex // held from the choice of a stream until the write is in its queue; before Queue's lock
 
 	shorts atomic.Uint64 // writes posted on quick
+	own    bool          // bulk waits for the socket on a thread of its own
 
 	once sync.Once
 	err  error         // set before down is closed; what left-over writes get
@@ -44,6 +45,7 @@ func newPeer(tr *Transport, bulk, quick *net.TCPConn) (p *peer, err error) {
 	if err != nil {
 		return nil, err
 	}
+	p.own = tr.writers.take()
 	for _, s := range []*stream{p.bulk, p.quick} {
 		p.wg.Go(s.send)
 		p.wg.Go(s.receive)
@@ -118,6 +120,7 @@ func (p *peer) fail(err error) {
 		p.err = verdict(err)
 		for _, s := range []*stream{p.bulk, p.quick} {
 			s.q.Fail(p.err)
+			_ = s.tcp.CloseWrite() // ends send's wait, which Close would wait for
 			abort(s.tcp)
 		}
 		close(p.down)

@@ -72,8 +72,9 @@ func vecIO(trap, fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
 // would only wait there, in front of a short write of another room.
 const unsentBytes = 128 << 10
 
-// politeFrames of a long write (some milliseconds) after the last short one leave the core to threads that wait for it.
-const politeFrames = 16
+// politeFrames of a long write at the source, politeStores at the target (some milliseconds) after the last short one leave the core
+// to threads that wait for it.
+const politeFrames, politeStores = 16, 64
 
 // yield lets the kernel run another thread, if one waits. Without it a thread that copies without pause keeps whoever
 // posts or hears of a short write off the core for a time slice, which is longer than all that waits in queues.

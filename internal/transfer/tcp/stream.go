@@ -28,6 +28,7 @@ type stream struct {
 	errno      syscall.Errno
 	writeReady func(fd uintptr) bool
 	writeOnce  func(fd uintptr) bool // does not wait
+	writeHere  func(fd uintptr)      // waits on this thread; see line
 }
 
 func newStream(p *peer, tcp *net.TCPConn) (*stream, error) {
@@ -42,6 +43,14 @@ func newStream(p *peer, tcp *net.TCPConn) (*stream, error) {
 	}
 	s.writeReady = s.tryWrite
 	s.writeOnce = func(fd uintptr) bool { s.tryWrite(fd); return true }
+	s.writeHere = func(fd uintptr) {
+		for !s.tryWrite(fd) {
+			if err := waitFor(int(fd), unix.POLLOUT, -1); err != 0 {
+				s.errno = err
+				return
+			}
+		}
+	}
 	return s, nil
 }
 
@@ -60,6 +69,9 @@ func (s *stream) sendNow(it *postq.Item) {
 func (s *stream) send() {
 	var seen uint64 // short writes of the peer
 	polite := 0     // frames after which to let others have the core
+	if s == s.p.bulk && s.p.own {
+		defer s.p.tr.writers.give()
+	}
 	for {
 		it, ok := s.q.Next()
 		if !ok {
@@ -172,7 +184,12 @@ func (s *stream) write() error {
 	if len(s.rest) == 0 {
 		return nil
 	}
-	err := s.raw.Write(s.writeReady)
+	var err error
+	if s == s.p.bulk && s.p.own {
+		err = s.raw.Control(s.writeHere) // abort wakes it
+	} else {
+		err = s.raw.Write(s.writeReady)
+	}
 	clear(s.iov)
 	s.rest = nil
 	if err == nil && s.errno != 0 {

@@ -29,6 +29,8 @@ type target struct {
 
 	// awake counts the connections that do not sleep until bytes come.
 	awake atomic.Int32
+	// shorts counts the frames of connections without a line.
+	shorts atomic.Uint64
 }
 
 func newTarget(tr *Transport, ln *net.TCPListener, addr string, mem transfer.Memory, sink transfer.Sink) *target {
@@ -36,7 +38,7 @@ func newTarget(tr *Transport, ln *net.TCPListener, addr string, mem transfer.Mem
 	t.book = grants.New(grants.Config{Kind: tr.Kind(), Size: uint64(len(t.mem)), Conns: tr.cfg.MaxConns, Sink: sink}, grants.Hooks[*conn, guard]{
 		// One system call of at most maxStore bytes is waited for.
 		Fence:   func(g *grant) { g.Own.revoke() },
-		Dismiss: func(c *conn) { abort(c.tcp) },
+		Dismiss: (*conn).abort,
 	})
 	t.door = door.New(door.Config[*net.TCPConn]{
 		Listener: ln, Accept: ln.AcceptTCP, Limit: tr.cfg.MaxHalfOpen, Refused: &tr.stats.halfOpenRefused,
@@ -71,7 +73,7 @@ func (t *target) serve(tcp *net.TCPConn) {
 	t.awake.Add(1)
 	c.run()
 	t.awake.Add(-1)
-	abort(tcp)
+	c.close()
 	t.Leave(c, c.sess, true)
 }
 

@@ -103,7 +103,15 @@ func TestRevokeInTheMiddleOfAWrite(t *testing.T) {
 func (p *pair) stored(t *testing.T, id transfer.GrantID, at int) {
 	t.Helper()
 	tg := p.tgt.(*target)
-	g := &tg.Live(tg.Conns()[0].sess, id).Own
+	var g *guard
+	for _, c := range tg.Conns() {
+		if live := tg.Live(c.sess, id); live != nil {
+			g = &live.Own
+		}
+	}
+	if g == nil {
+		t.Fatalf("grant %d is not live in a session that has a connection", id)
+	}
 	end := time.Now().Add(patience)
 	for {
 		g.mu.Lock()

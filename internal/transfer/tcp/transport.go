@@ -102,6 +102,9 @@ type Transport struct {
 	cfg   Config
 	err   error // of the configuration; returned by Listen and Dial
 	stats counters
+
+	lines   budget // of targets
+	writers budget // of peers
 }
 
 var _ transfer.Transport = (*Transport)(nil)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/baton-pd/baton/internal/transfer"
 )
 
@@ -144,6 +146,20 @@ func TestAbortEndsALinesWaits(t *testing.T) {
 	}
 }
 
+// untilFull waits until the kernel takes no more of a long write.
+func untilFull(t *testing.T, p transfer.Peer) {
+	t.Helper()
+	for full := false; !full; runtime.Gosched() {
+		if err := p.(*peer).bulk.raw.Control(func(fd uintptr) {
+			f := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+			n, err := unix.Poll(f, 0)
+			full = n == 0 && err == nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Close ends a sender whose peer has stopped reading, and settles what it was sending.
 func TestCloseEndsAStuckSender(t *testing.T) {
 	p := listen(t, Config{}, 64<<20)
@@ -154,6 +170,7 @@ func TestCloseEndsAStuckSender(t *testing.T) {
 	first := post(t, peer, transfer.Write{Grant: 1, Key: testKey, Notify: []byte("!a"), Segments: []transfer.Segment{{Src: make([]byte, 1<<20)}}})
 	recv(t, inside, "the first write") // its reader reads nothing more
 	stuck := post(t, peer, transfer.Write{Grant: 1, Key: testKey, Segments: []transfer.Segment{{Src: make([]byte, 64<<20)}}})
+	untilFull(t, peer)
 	unsettled(t, "a write that cannot be read", stuck)
 	closed := make(chan error, 1)
 	go func() { closed <- peer.Close() }()

@@ -9,6 +9,10 @@
 // writes are settled. The target serves every connection alike, each with a goroutine of its own, and
 // orders nothing between them. Either one's end is the peer's.
 //
+// A long write's sender and its reader at the target wait for the socket in poll(2), on a thread each, outside Go's poller
+// ([line]; at most [maxLines] of a Transport, the others are like quick ones), and let the kernel run other threads after
+// each frame and store while there are short writes.
+//
 // Readers look for bytes for up to 100 or 200 µs before they sleep, where bytes have followed each other that closely
 // ([lookout]), and are woken for 256 KiB at a time where as many are to come.
 //

@@ -63,7 +63,7 @@ func (b *routerBench) run(ctx context.Context, out io.Writer) error {
 		}
 	}
 	if b.c.Rounds < 1 || b.c.Tokens < 1 || b.c.Open < 1 || b.c.Duration <= 0 || b.c.Pace <= 0 || slices.ContainsFunc(slices.Concat(b.c.Conns, b.c.GapConns), func(n int) bool { return n < 1 }) {
-		return usagef("--rounds, --tokens, --gap-streams, --open, -c, --duration and --pace must be positive")
+		return usagef("--rounds, --tokens, --gap-streams, --open, --c, --duration and --pace must be positive")
 	}
 	self, err := os.Executable()
 	if err != nil {

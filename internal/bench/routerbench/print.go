@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -68,6 +69,9 @@ func Added(w io.Writer, rows []Row) {
 // AddedGaps prints by how much the gap between two tokens is longer behind each router than without one, and by how much the latter itself differs from round to
 // round: what is less than that has not been measured.
 func AddedGaps(w io.Writer, rows []Row) error {
+	if !slices.ContainsFunc(rows, func(r Row) bool { return r.Work == WorkGaps }) {
+		return nil
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "gaps\tstreams\ttarget\tadded ms\tspread of direct, ms")
 	for _, r := range rows {

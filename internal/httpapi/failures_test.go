@@ -258,10 +258,11 @@ func TestDeadlineHeader(t *testing.T) {
 	start := time.Now()
 	h.post("/generate", generateBody+`}`, HeaderTimeout, "10000")
 	h.post("/generate", generateBody+`}`)
+	end := time.Now()
 	for i, r := range h.sched.requests {
 		// The scheduler's is a little earlier, so that its cause arrives in time.
-		if d := r.Deadline.Sub(start); d < 9*time.Second || d > 10*time.Second {
-			t.Errorf("request %d: deadline after %s", i, d)
+		if r.Deadline.Before(start.Add(9*time.Second)) || !r.Deadline.Before(end.Add(10*time.Second)) {
+			t.Errorf("request %d: deadline %s after the start, %s after the end", i, r.Deadline.Sub(start), r.Deadline.Sub(end))
 		}
 	}
 }
@@ -275,7 +276,11 @@ func TestDeadlineWithStuckScheduler(t *testing.T) {
 			t.Errorf("%d %s %v", status, body, err)
 		}
 		h2 := newHarness(t, always(text(0, "a"), step{block: true}))
-		_, body, _, err = h2.post(ep.path, ep.body+`,"stream":true}`, HeaderTimeout, "50")
+		for _, limit := range []string{"50", "500", "10000"} { // the first that the machine's text was in time for
+			if status, body, _, err = h2.post(ep.path, ep.body+`,"stream":true}`, HeaderTimeout, limit); status == 200 {
+				break
+			}
+		}
 		ev := events(t, body)
 		if e := errorOf(t, 504, ev[len(ev)-1]); !errors.Is(err, io.ErrUnexpectedEOF) || e.Cause.Code != room.CodeDeadline {
 			t.Errorf("mid-stream: %s %v", body, err)
@@ -308,8 +313,8 @@ func TestDisconnectCancels(t *testing.T) {
 			leave()
 			select {
 			case <-st.closed:
-			case <-time.After(time.Second):
-				t.Fatalf("%s stream=%v: not closed within 1 s", name, stream)
+			case <-time.After(10 * time.Second): // its own deadline is minutes away
+				t.Fatalf("%s stream=%v: not closed within 10 s", name, stream)
 			}
 			if <-st.ended; st.cause.Code != room.CodeClientGone {
 				t.Errorf("%s stream=%v: cause %v", name, stream, st.cause)

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -116,8 +117,13 @@ func TestShownFaultsOverTCP(t *testing.T) {
 	for _, s := range shownFaults() {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
+			both := newMeeting(2)
 			worker := func(sc script) *fake {
-				f := &fake{t: t, script: sc, aborts: map[string]time.Time{}}
+				met := func(w http.ResponseWriter, r *http.Request, l *leg1) {
+					both.arrive(r.Context())
+					sc(w, r, l)
+				}
+				f := &fake{t: t, script: met, aborts: map[string]time.Time{}}
 				srv := httptest.NewServer(f)
 				t.Cleanup(srv.Close)
 				f.addr = srv.Listener.Addr().String()

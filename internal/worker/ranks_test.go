@@ -126,7 +126,7 @@ func TestRanksThatCannotMeet(t *testing.T) {
 			if len(computed) > 0 {
 				t.Errorf("the prefill worker computed %+v for a worker that it cannot send to", <-computed)
 			}
-			ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 			defer stop()
 			if err := p.decode.Registry.Drain(ctx); err != nil {
 				t.Error(err)

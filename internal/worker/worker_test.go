@@ -78,7 +78,7 @@ func startTwo(t *testing.T, prefill, decode sim.Config, tp func() transfer.Trans
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
 			defer stop()
 			if err := w.Close(ctx); err != nil {
 				t.Errorf("close %s: %v", role, err)
@@ -189,7 +189,7 @@ func (p *pair) answers(t *testing.T) {
 func (p *pair) idle(t *testing.T) {
 	t.Helper()
 	http.DefaultClient.CloseIdleConnections()
-	ctx, stop := context.WithTimeout(context.Background(), 15*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
 	defer stop()
 	if err := p.decode.Registry.Drain(ctx); err != nil {
 		t.Error(err)

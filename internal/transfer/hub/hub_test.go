@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	pageBytes  = 1024
 	chunkBytes = 4 * pageBytes
-	patience   = 10 * time.Second // only ever waited out by a failing test
+	patience   = 30 * time.Second // only ever waited out by a failing test
 )
 
 var print = session.Fingerprint{Engine: "test", ModelDigest: "m", KVLayout: "l", Attention: "a", ChunkTokens: 1}
@@ -419,8 +419,9 @@ func TestLostChecksumFailsTheRoom(t *testing.T) {
 }
 
 func TestDeadlinesEndEveryWait(t *testing.T) {
-	w := newWorld(t, options{bounds: 200 * time.Millisecond, rules: "post room=3 nth=1 stall"})
-	s := w.send(1, 1) // nobody ever grants
+	t.Parallel()
+	w := newWorld(t, options{bounds: 1500 * time.Millisecond, rules: "post room=3 nth=1 stall"}) // enough for the grant of room 3
+	s := w.send(1, 1)                                                                            // nobody ever grants
 	await(t, "sender's end", s.Done())
 	failed(t, "sender without a grant", s.State(), s.Err(), room.CodeDeadline)
 	s.Release()

@@ -135,9 +135,10 @@ func TestReportedK1PageReuse(t *testing.T) {
 	})
 	// Time is no proof: A ends by its deadline, and so does B, which waits for A's pages.
 	t.Run("a deadline frees nothing", func(t *testing.T) {
+		t.Parallel()
 		wrap, applied := newLeaky()
 		w, grants := start(t, wrap)
-		a, s := stalled(t, w, grants, 300*time.Millisecond)
+		a, s := stalled(t, w, grants, 3*time.Second) // time enough to be stalled before
 		await(t, "A's deadline", a.Done())
 		failed(t, "A", a.State(), a.Err(), room.CodeDeadline)
 		a.Release()
@@ -211,8 +212,9 @@ func TestReportedK2EarlyCompletion(t *testing.T) {
 		w.drained()
 	})
 	t.Run("the notification is lost", func(t *testing.T) {
+		t.Parallel()
 		w := newWorld(t, options{rules: "landed room=1 nth=2 drop"})
-		r, s := w.receiveSizes(1, time.Second, chunks(2)...), w.send(1, 2)
+		r, s := w.receiveSizes(1, 3*time.Second, chunks(2)...), w.send(1, 2) // time enough for its first chunk
 		await(t, "grant", s.Granted())
 		w.chunk(s, 1, 0)
 		w.chunk(s, 1, 1)
@@ -386,12 +388,8 @@ func TestReportedK4OneSidedEnd(t *testing.T) {
 		w.chunk(s, 1, 0)
 		await(t, "landed", w.rules.Waiting("check"))
 		r.Chunk(0)[0][5] ^= 1
-		began := time.Now()
 		w.rules.Release("check")
-		await(t, "sender's end", s.Done())
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("the sender was told after %v", took)
-		}
+		await(t, "sender's end", s.Done()) // told: its deadline would be another cause
 		failed(t, "sender", s.State(), s.Err(), room.CodeAborted)
 		if !strings.Contains(s.Err().Error(), "checksum of chunk 0") {
 			t.Errorf("the sender does not know why: %v", s.Err())

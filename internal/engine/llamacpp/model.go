@@ -68,6 +68,26 @@ func checkVocab(h *gguf.Head, refuse func(string, ...any) error) error {
 			}
 		}
 	}
+	return checkBytes(h, refuse)
+}
+
+// checkBytes catches what the library throws on, which ends the process: in a vocabulary of SentencePiece's kind a
+// character without a token is put together from those of its bytes, and a token that is called a byte must say which.
+func checkBytes(h *gguf.Head, refuse func(string, ...any) error) error {
+	tokens := h.KV[gguf.VocabKey]
+	for _, i := range h.KV[gguf.TypesKey].Sixes {
+		if tokens.Short[i] {
+			return refuse("has a corrupt vocabulary: token %d is called a byte, and does not say which", i)
+		}
+	}
+	if h.Str("tokenizer.ggml.model") != "llama" {
+		return nil
+	}
+	for c, there := range tokens.Bytes {
+		if inText := c > 0 && c < 0xc0 || c > 0xc1 && c < 0xf5; inText && !there { // of valid UTF-8 without NUL
+			return refuse("has no token for byte 0x%02X: the library would end on a text with such a character", c)
+		}
+	}
 	return nil
 }
 

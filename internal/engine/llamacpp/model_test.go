@@ -28,6 +28,8 @@ func TestOpenRefuses(t *testing.T) {
 		}
 		return path
 	}
+	called := bytes.Clone(whole) // its token "a" is called a byte
+	called[bytes.Index(whole, []byte(gguf.TypesKey))+len(gguf.TypesKey)+4+4+8+4*260] = 6
 	for name, path := range map[string]string{
 		"no architecture":    gguftest.New(1).Vocab().Tensor("x", 0, 1, 8).Write(t, "m"),
 		"not a model":        small().KV("general.type", "adapter").Vocab().Write(t, "m"),
@@ -40,7 +42,10 @@ func TestOpenRefuses(t *testing.T) {
 			KV("tokenizer.ggml.scores", []float32{1}).Write(t, "m"),
 		"eos_token_id is outside": small().KV("tokenizer.ggml.model", "llama").KV("tokenizer.ggml.tokens", []string{"a", "b"}).
 			KV("tokenizer.ggml.eos_token_id", uint32(2)).Write(t, "m"),
-		`"b" is there twice`: small().KV("tokenizer.ggml.model", "llama").KV("tokenizer.ggml.tokens", []string{"a", "", "b", "", "b\x00c"}).Write(t, "m"),
+		"no token for byte 0xE2": put("byte", bytes.Replace(whole, []byte("<0xE2>"), []byte("<0xe2>"), 1)),
+		"no token for byte 0x01": small().KV("tokenizer.ggml.model", "llama").KV("tokenizer.ggml.tokens", []string{"a", "b"}).Write(t, "m"),
+		"token 260 is called":    put("type", called),
+		`"b" is there twice`:     small().KV("tokenizer.ggml.model", "llama").KV("tokenizer.ggml.tokens", []string{"a", "", "b", "", "b\x00c"}).Write(t, "m"),
 	} {
 		_, err := Open(Config{LibDir: "/nonexistent", Model: path})
 		if !errors.Is(err, ErrModel) || !strings.Contains(err.Error(), name) {

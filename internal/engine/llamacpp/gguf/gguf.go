@@ -98,10 +98,19 @@ type Value struct {
 	str  string
 	// Twice is an element that is there twice; only of the array VocabKey, "" if there is none.
 	Twice string
+	// Bytes are those that have a text of their own: "<0x0A>", or the byte itself; only of the array VocabKey.
+	Bytes *[256]bool
+	// Sixes are the places of the value 6, which says that a token is a byte; only of the array TypesKey.
+	Sixes []int
+	// Short are the places of texts of less than three bytes; only of the array VocabKey.
+	Short map[int]bool
 }
 
-// VocabKey is the array of the vocabulary's texts, each of which must be there once.
-const VocabKey = "tokenizer.ggml.tokens"
+// VocabKey is the array of the vocabulary's texts, each of which must be there once; TypesKey that of what they are.
+const (
+	VocabKey = "tokenizer.ggml.tokens"
+	TypesKey = "tokenizer.ggml.token_type"
+)
 
 // Tensor is one entry of the tensor table.
 type Tensor struct {
@@ -329,7 +338,7 @@ func (d *decoder) kv(h *Head) {
 	case String:
 		v.str = d.str(maxString, "metadata string")
 	case Array:
-		v.Elem, v.Len, v.Twice = d.array(key, 0)
+		d.array(key, 0, &v)
 	default:
 		v.num = d.number(key, t)
 	}
@@ -364,54 +373,70 @@ func (d *decoder) number(key string, t Type) uint64 {
 	return n
 }
 
-// array skips an array, checking that all of it is there. twice is as Value.Twice.
-func (d *decoder) array(key string, depth int) (elem Type, size int, twice string) {
+// array skips an array, checking that all of it is there, and notes in v what [Value] keeps of one.
+func (d *decoder) array(key string, depth int, v *Value) {
 	elem, n := Type(d.u32()), d.u64()
 	if d.err != nil {
-		return 0, 0, ""
+		return
 	}
 	if n > maxArray || depth >= maxNesting {
 		d.fail("is corrupt: metadata array %.64q of %d elements, nesting %d", key, n, depth)
-		return 0, 0, ""
+		return
 	}
+	v.Elem, v.Len = elem, int(n)
 	switch {
+	case elem == String && key == VocabKey && depth == 0:
+		d.vocab(n, v)
 	case elem == String:
-		twice = d.texts(n, key == VocabKey)
+		for range n {
+			if d.text(); d.err != nil {
+				return
+			}
+		}
 	case elem == Array:
 		for range n {
-			if d.array(key, depth+1); d.err != nil {
-				return 0, 0, ""
+			if d.array(key, depth+1, &Value{}); d.err != nil {
+				return
 			}
 		}
 	case elem.size() > 0:
-		d.take(int64(n) * elem.size())
+		b := d.take(int64(n) * elem.size())
+		for i := 0; key == TypesKey && elem == Int32 && i+4 <= len(b); i += 4 {
+			if binary.LittleEndian.Uint32(b[i:]) == 6 {
+				v.Sixes = append(v.Sixes, i/4)
+			}
+		}
 	default:
 		d.fail("is corrupt: metadata array %.64q has unknown element type %d", key, elem)
 	}
-	return elem, int(n), twice
 }
 
-// texts skips n strings, and finds one that is there twice if asked to. As the library does, it
-// takes a text to end at a NUL byte, and empty ones for different.
-func (d *decoder) texts(n uint64, unique bool) (twice string) {
+// text gives the next string, valid until the next call.
+func (d *decoder) text() []byte { return d.take(int64(min(d.u64(), math.MaxInt64/2))) }
+
+// vocab reads the texts of the vocabulary. As the library does, it takes a text to end at a NUL byte, and empty ones for different.
+func (d *decoder) vocab(n uint64, v *Value) {
 	seen := map[string]bool{}
-	for range n {
-		b := d.take(int64(min(d.u64(), math.MaxInt64/2)))
+	v.Bytes, v.Short = new([256]bool), map[int]bool{}
+	for i := range int(n) {
+		b, _, _ := bytes.Cut(d.text(), []byte{0})
 		if d.err != nil {
-			return ""
+			return
 		}
-		if !unique || twice != "" {
+		if len(b) < 3 {
+			v.Short[i] = true
+		}
+		if len(b) == 0 {
 			continue
 		}
-		if b, _, _ = bytes.Cut(b, []byte{0}); len(b) == 0 {
-			continue
-		}
-		if seen[string(b)] {
-			twice = string(b)
+		if seen[string(b)] && v.Twice == "" {
+			v.Twice = string(b)
 		}
 		seen[string(b)] = true
 	}
-	return twice
+	for c := range v.Bytes {
+		v.Bytes[c] = seen[fmt.Sprintf("<0x%02X>", c)] || seen[string([]byte{byte(c)})]
+	}
 }
 
 func (d *decoder) tensors(h *Head, n uint64) {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -67,8 +68,11 @@ type conn struct {
 	look   *lookout
 	shorts uint64 // of the target when they were last seen to have grown
 	polite int    // stores after which to let others have the core
-	low    int    // bytes that wake the reader (SO_RCVLOWAT)
-	setLow func(fd uintptr)
+	// A goroutine that does nothing is on its way, so that the thread that has run it then waits in the poller.
+	looking atomic.Bool
+	looked  func() // is that goroutine
+	low     int    // bytes that wake the reader (SO_RCVLOWAT)
+	setLow  func(fd uintptr)
 }
 
 // inWrite is a write under way.

@@ -162,6 +162,7 @@ func (c *conn) serves(total uint64) {
 	case !c.t.tr.lines.take():
 		return
 	}
+	c.looked = func() { c.looking.Store(false) }
 	c.mu.Lock()
 	if !c.cut { // else c ends soon
 		if l, err := newLine(c.tcp); err == nil {
@@ -175,16 +176,21 @@ func (c *conn) serves(total uint64) {
 	}
 	// This goroutine may not block again for long. What else it was woken with goes first, and another thread is
 	// made to wait in the poller: the one that did so has become this goroutine's.
-	c.t.Go(func() {})
+	c.t.Go(c.looked)
 	runtime.Gosched()
 }
 
-// giveWay lets the kernel run another thread for a while after a short write.
+// giveWay lets the kernel run another thread for a while after a short write, and now and then has a thread look
+// into the poller, where none may be: a thread that waited there leaves with the goroutine it has woken, and Go's monitor
+// looks itself only after 10 ms.
 func (c *conn) giveWay() {
 	if n := c.t.shorts.Load(); n != c.shorts {
 		c.shorts, c.polite = n, politeStores
 	}
 	if c.polite > 0 {
+		if c.polite%pollEvery == 0 && c.looking.CompareAndSwap(false, true) {
+			c.t.Go(c.looked)
+		}
 		c.polite--
 		yield()
 	}

@@ -84,6 +84,36 @@ func TestThreadsAreBounded(t *testing.T) {
 	}
 }
 
+// A long write's reader gives way for politeStores after each short write, and has the poller looked into meanwhile.
+func TestALongWritesReaderGivesWay(t *testing.T) {
+	const long = 1 << 20
+	p := listen(t, Config{}, long)
+	tg := p.tgt.(*target)
+	c := &conn{t: tg}
+	looked := make(chan struct{}, politeStores)
+	c.looked = func() {
+		c.looking.Store(false)
+		looked <- struct{}{}
+	}
+	c.giveWay()
+	if c.polite != 0 || c.looking.Load() {
+		t.Fatal("gives way although there was no short write")
+	}
+	p.allow(t, 1, transfer.Span{Len: long})
+	writeOK(t, p, p.dial(t), 1, 1)
+	c.giveWay()
+	recv(t, looked, "a look into the poller")
+	if c.polite != politeStores-1 {
+		t.Fatalf("gives way %d times more, want %d", c.polite, politeStores-1)
+	}
+	for range politeStores {
+		c.giveWay()
+	}
+	if c.polite != 0 {
+		t.Fatalf("gives way %d times more", c.polite)
+	}
+}
+
 // stuckLine is a line whose peer reads nothing, so that nothing more can be sent.
 func stuckLine(t *testing.T) *line {
 	t.Helper()

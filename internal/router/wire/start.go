@@ -10,7 +10,8 @@ import (
 
 // start is the beginning of an exchange over plain TCP: look whether the connection is sound, write the request, wait, read what comes first. All of it
 // happens inside one [syscall.RawConn] Read. That tells the runtime first to forget what it has seen of the socket, and whatever arrives after that wakes it: so
-// after writing one can wait at once, where a Read of net would first ask the socket for what cannot be there yet.
+// after writing one can wait at once, where a Read of net would first ask the socket for what cannot be there yet. A server may talk on a new connection
+// before it is asked, so there the socket is asked once.
 type start struct {
 	on   func(fd uintptr) bool // conn.ready; nil: not for this connection
 	step startStep
@@ -93,7 +94,10 @@ func (p *conn) ready(fd uintptr) bool {
 		s.step = startWait
 		s.n, s.err = p.nc.Write(*s.head)
 		s.giveHead()
-		return s.err != nil
+		if s.err != nil || p.used {
+			return s.err != nil
+		}
+		// Nobody has looked at a new connection: what came on it before the runtime was told to forget wakes nobody. So ask once.
 	}
 	p.r, p.w = 0, 0
 	n, err := recv(int(fd), p.buf)

@@ -60,6 +60,7 @@ type options struct {
 	ttl      time.Duration         // of tombstones; default a minute
 	src, dst kv.Shards             // of both engines; zero: chunks are blocks
 	cache    int                   // pages of the decode side's prefix cache
+	observe  room.Observer         // of the prefill side's rooms
 }
 
 func newWorld(t *testing.T, o options) *world {
@@ -97,7 +98,7 @@ func newWorld(t *testing.T, o options) *world {
 		tr = o.wrap(tr)
 	}
 	w.senders = hub.NewSenders(hub.SendersConfig{Staging: w.staging, Shards: o.src, BootstrapTimeout: o.bounds, WaitingTimeout: o.bounds,
-		TransferTimeout: o.bounds, ParkTimeout: o.bounds, TombstoneTTL: ttl, Log: log})
+		TransferTimeout: o.bounds, ParkTimeout: o.bounds, TombstoneTTL: ttl, Observe: o.observe, Log: log})
 	var err error
 	w.receivers, err = hub.NewReceivers(hub.ReceiversConfig{Pool: w.landing, Shards: o.dst, Transports: []transfer.Transport{tr}, BootstrapTimeout: o.bounds,
 		WaitingTimeout: o.bounds, TransferTimeout: o.bounds, TombstoneTTL: ttl, Log: log, Registerer: o.metrics})

@@ -417,6 +417,53 @@ func TestNotificationsStayInOrder(t *testing.T) {
 	w.drained()
 }
 
+// settling holds the first settling of a chunk until release is closed.
+type settling struct{ begun, release chan struct{} }
+
+func (settling) Opened(*room.Room, int) {}
+func (settling) Forgotten(*room.Room)   {}
+
+func (s settling) Stepped(_ *room.Room, e room.Stepped) {
+	if e.Event.Kind == room.EvSettle && e.Event.Chunk == 0 {
+		close(s.begun)
+		<-s.release
+	}
+}
+
+// TestNotificationsAreOvertakenByNone: chunk 0 is over, which lets the notification of chunk 1 go; before the goroutine that found so
+// has handed it over, the whole of chunk 2 is sent from another. It has its place behind.
+func TestNotificationsAreOvertakenByNone(t *testing.T) {
+	var seen *watched
+	hold := settling{make(chan struct{}), make(chan struct{})}
+	w := newWorld(t, options{rules: "post room=1 nth=1 stall until=go", wrap: watch(&seen), observe: hold})
+	r, s := w.receive(1, 3), w.send(1, 3)
+	await(t, "grant", s.Granted())
+	w.fill(s, 1, 0)
+	s.SendPart(0, []transfer.Span{{Off: 0, Len: 1000}}, false)
+	await(t, "first write held", w.rules.Waiting("go"))
+	s.SendPart(0, []transfer.Span{{Off: 1000, Len: chunkBytes - 1000}}, true)
+	w.chunk(s, 1, 1)
+	for range 3 { // the rest of chunk 0, its notification, the bytes of chunk 1
+		await(t, "write that overtakes", seen.done)
+	}
+	w.fill(s, 1, 2)
+	s.SendPart(2, nil, false) // begun, which the room's lock would not allow below
+	w.rules.Release("go")
+	await(t, "settling of chunk 0", hold.begun)
+	s.SendPart(2, []transfer.Span{{Off: 0, Len: chunkBytes}}, true)
+	close(hold.release)
+	for want := range 3 {
+		if got, ok := <-r.Landed(); !ok || got != want {
+			t.Fatalf("chunk %d landed, want %d: %v", got, want, r.Err())
+		}
+		holds(t, r, want, 1+byte(want))
+	}
+	await(t, "sender's end", s.Done())
+	s.Release()
+	r.Release()
+	w.drained()
+}
+
 // TestOneOfManyPartsFails: the room fails once, with the part's error, whichever it is.
 func TestOneOfManyPartsFails(t *testing.T) {
 	for _, nth := range []string{"1", "2", "4"} {

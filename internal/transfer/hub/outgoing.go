@@ -16,8 +16,9 @@ const maxSegments = 8192
 
 // outgoing is a chunk that its room has begun and not settled. Its bytes leave in one write with the chunk's
 // notification, or in several parts, perhaps while the engine still computes the rest; then each part has a notification
-// of its own and the chunk's counts them, so that it may overtake the last ones. It leaves when all bytes of earlier chunks
-// are applied and their notifications have left. So no order within a chunk rests on the transport.
+// of its own and the chunk's counts them, so that it may overtake the last ones. It leaves behind those of earlier chunks,
+// and when all parts of these are applied. So no order within a chunk rests on the
+// transport; that between chunks rests on the order of a grant's writes, which every transport keeps.
 type outgoing struct {
 	chunk int
 	lease *kv.Lease // the transfer's hold is this chunk's; the request's too, once it is whole
@@ -139,17 +140,25 @@ func (s *sending) handWhole(c *outgoing, mem []byte, all []piece) bool {
 	if !ok {
 		return false
 	}
-	crc := sum(mem, c.all)
+	crc, segs := sum(mem, c.all), segments(mem, all)
 	s.mu.Lock()
 	if !s.finish(c, crc) {
 		s.mu.Unlock()
 		return false
 	}
-	c.note = noteOut
-	note, out := s.note(c), s.ss.out
+	w, out := s.notify(c, segs), s.ss.out
 	s.mu.Unlock()
-	s.push(out, segments(mem, all), note, func(err error) { s.noted(c, err) })
+	out.send(w)
 	return true
+}
+
+// notify puts c's notification, with segs, in its place behind those of earlier chunks; outQueue.send must follow, without
+// the lock. Who decided that it may leave has not let go of mu since, or a later chunk's could come before it. Under mu.
+func (s *sending) notify(c *outgoing, segs []transfer.Segment) *queued {
+	c.note = noteOut
+	w := s.queued(s.ss.out, segs, s.note(c), func(err error) { s.noted(c, err) })
+	s.ss.out.add(w)
+	return w
 }
 
 // handParts posts stores that are some of c, or all of it before its turn.
@@ -171,17 +180,17 @@ func (s *sending) handParts(c *outgoing, mem []byte, now []piece) {
 	s.mu.Unlock()
 	for k, p := range parts {
 		note := partNote{Key: s.open.Key, Index: uint32(c.chunk), Part: uint32(first + k), Runs: runsOf(joined(p))}
-		s.push(out, segments(mem, p), note.encode(), func(err error) { s.applied(c, err) })
+		out.push(s.queued(out, segments(mem, p), note.encode(), func(err error) { s.applied(c, err) }))
 	}
 }
 
-func (s *sending) push(out *outQueue, segs []transfer.Segment, note []byte, done func(error)) {
-	out.push(&queued{s: s, write: transfer.Write{Grant: s.grant, Key: s.open.Key, Segments: segs, Notify: note,
+func (s *sending) queued(out *outQueue, segs []transfer.Segment, note []byte, done func(error)) *queued {
+	return &queued{s: s, write: transfer.Write{Grant: s.grant, Key: s.open.Key, Segments: segs, Notify: note,
 		Done: func(err error) {
 			done(err)
 			out.wake()
 		},
-	}})
+	}}
 }
 
 // applied ends the write of a part.
@@ -209,14 +218,17 @@ func (s *sending) noted(c *outgoing, err error) {
 // advance posts the notifications whose turn it is, and settles the chunks of which no write is outstanding and none will be.
 func (s *sending) advance() {
 	s.mu.Lock()
-	notes, over := s.due()
-	ss := s.ss
+	due, over := s.due()
+	notes, ss := make([]*queued, len(due)), s.ss
+	for k, c := range due {
+		notes[k] = s.notify(c, nil)
+	}
 	s.mu.Unlock()
 	for _, c := range over {
 		s.settle(c, c.err)
 	}
-	for _, c := range notes {
-		s.push(ss.out, nil, s.note(c), func(err error) { s.noted(c, err) })
+	for _, w := range notes {
+		ss.out.send(w)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 type queued struct {
 	s     *sending
 	write transfer.Write
+
+	late bool // add came after close; set by add, read by send
 }
 
 // outQueue hands the writes of one session to its data peer in order and keeps
@@ -30,14 +32,26 @@ func newOutQueue(p transfer.Peer) *outQueue { return &outQueue{peer: p} }
 
 // push hands w over. Never blocks.
 func (o *outQueue) push(w *queued) {
+	o.add(w)
+	o.send(w)
+}
+
+// add is the first half of push: w has its place behind what was added before. It calls nobody, so the caller may hold
+// a lock.
+func (o *outQueue) add(w *queued) {
 	o.mu.Lock()
-	if o.closed {
-		o.mu.Unlock()
+	defer o.mu.Unlock()
+	if w.late = o.closed; !w.late {
+		o.q = append(o.q, w)
+	}
+}
+
+// send is the other half, for which the caller holds no lock. w may have left before.
+func (o *outQueue) send(w *queued) {
+	if w.late {
 		w.write.Done(transfer.ErrPeerLost)
 		return
 	}
-	o.q = append(o.q, w)
-	o.mu.Unlock()
 	o.wake()
 }
 

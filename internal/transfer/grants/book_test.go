@@ -162,6 +162,41 @@ func TestRevokeWaitsForTheFence(t *testing.T) {
 	}
 }
 
+// TestFencedWaitsForTheFence of a grant that is being revoked when its session ends.
+func TestFencedWaitsForTheFence(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			heard, stored := newTold(), make(chan struct{})
+			b := newBook(heard, Hooks[conn, own]{Fence: func(*Grant[conn, own]) { <-stored }})
+			if err := errors.Join(b.OpenSession(1), b.Allow(grantOf(5, 1))); err != nil {
+				t.Fatal(err)
+			}
+			end := func() { b.CloseSession(1) }
+			if leaves {
+				s, err := b.Join(1, 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				end = func() { b.Leave(1, s, true) }
+			}
+			b.Go(func() { b.Revoke(5) })
+			synctest.Wait()
+			b.Go(end)
+			synctest.Wait()
+			if len(heard.fenced) != 0 {
+				t.Errorf("leaves %v: fenced although a store may be under way", leaves)
+			}
+			close(stored)
+			if err := b.Close(0, nil, nil); err != nil {
+				t.Error(err)
+			}
+			if n := b.Counts(); n != (Counts{}) || !slices.Equal(heard.fenced, []transfer.SessionID{1}) {
+				t.Errorf("left %+v, fenced %v", n, heard.fenced)
+			}
+		})
+	}
+}
+
 // TestExitRevoked: only a writer that Seal has found, and that has left by its own word and by quiet, is counted out.
 func TestExitRevoked(t *testing.T) {
 	heard := newTold()

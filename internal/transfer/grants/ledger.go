@@ -140,15 +140,20 @@ func (l *ledger[C, P]) close(id transfer.SessionID) (due[C, P], bool) {
 	return due[C, P]{fence: l.end(s), dismiss: slices.Collect(maps.Keys(s.conns)), release: s}, true
 }
 
-// end lets nothing more into an open s, revokes its grants and returns those to be fenced.
-func (l *ledger[C, P]) end(s *Session[C, P]) []*Grant[C, P] {
+// end lets nothing more into an open s, revokes its grants and returns those to be fenced, also by a Revoke
+// that has not done so yet.
+func (l *ledger[C, P]) end(s *Session[C, P]) (list []*Grant[C, P]) {
 	s.phase = ended
-	list := slices.Collect(maps.Keys(s.grants))
-	for _, g := range list {
+	for g := range s.grants {
 		l.seal(g)
 	}
 	if l.hooks.Fence == nil {
 		return nil
+	}
+	for _, g := range l.draining {
+		if g.sess == s {
+			list = append(list, g)
+		}
 	}
 	return list
 }

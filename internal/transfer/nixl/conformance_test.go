@@ -4,6 +4,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -25,7 +26,9 @@ func TestConformance(t *testing.T) {
 			transfertest.Run(t, transfertest.Options{
 				New: func(t *testing.T) (transfer.Transport, transfer.Transport) {
 					target := cfg
-					target.Handshake = 5 * time.Second // garbage waits for it
+					if strings.HasSuffix(t.Name(), "/Garbage") { // which waits for it
+						target.Handshake = 10 * time.Second
+					}
 					target.CloseGrace = 20 * time.Second
 					return New(target), New(cfg)
 				},

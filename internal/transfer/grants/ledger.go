@@ -275,7 +275,7 @@ func (l *ledger[C, P]) leave(c C, s *Session[C, P], gone bool) due[C, P] {
 }
 
 // unseat forgets c, whose writer is gone, in the grants of s and returns those for which Revoked is due. With the
-// last connection Fenced comes instead; until then what it was inside counts as draining.
+// last connection of a session that is not lost Fenced comes instead; until then what it was inside counts as draining.
 func (l *ledger[C, P]) unseat(c C, s *Session[C, P]) (revoked []transfer.GrantID) {
 	for g := range s.grants {
 		g.stand(c)
@@ -283,7 +283,7 @@ func (l *ledger[C, P]) unseat(c C, s *Session[C, P]) (revoked []transfer.GrantID
 			l.hooks.Part(c, g)
 		}
 	}
-	if len(s.conns) == 0 {
+	if len(s.conns) == 0 && !s.lost {
 		return nil
 	}
 	for id, g := range l.draining {

@@ -99,7 +99,7 @@ func (r *reference) leave(s *refSession, c conn, gone bool) (due []transfer.Gran
 	s.owed++
 	last := s.left == len(s.conns)
 	for _, g := range r.grants {
-		if !gone || g.s != s || g.revoked && last {
+		if !gone || g.s != s || g.revoked && last && !s.lost {
 			continue
 		}
 		had := len(g.in)

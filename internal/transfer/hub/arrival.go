@@ -16,6 +16,7 @@ type arrival struct {
 	ranges []kv.Range // of the pool's memory: what must come, in the order of the checksum
 	ends   []uint64   // ends[k]: bytes of ranges[..k]
 	sum    pieceSum   // of what has been summed
+	budget uint64     // pieces that may still be summed as they come; a peer chooses how many there are
 	seen   []uint64   // bit p: part p has landed
 	parts  uint32     // bits in seen
 	note   *chunkNote // has come
@@ -145,12 +146,17 @@ func (rec *receiving) arrival(i int) (*arrival, error) {
 	return a, nil
 }
 
+// minPiece is the mean length in bytes below which the pieces of a long chunk are not all summed as they come. To put a
+// piece's checksum in its place takes a microsecond, which is the time of some KiB of bytes.
+const minPiece = 256
+
 func newArrival(ranges []kv.Range) arrival {
 	a := arrival{laid: true, ranges: ranges, ends: make([]uint64, len(ranges))}
 	for k, r := range ranges {
 		a.sum.total += r.Len
 		a.ends[k] = a.sum.total
 	}
+	a.budget = maxPieces + a.sum.total/minPiece
 	return a
 }
 
@@ -197,16 +203,17 @@ func (a *arrival) first(n uint32) bool {
 	return a.parts == n
 }
 
-// add sums the pieces of r, false if they can not be. Those that are too many to remember are left to rest.
+// add sums the pieces of r, false if they can not be. Those that are too many to remember, or to be worth it, are left to rest.
 func (a *arrival) add(mem []byte, r run) (ok bool) {
 	if r.end() > a.sum.total {
 		return false
 	}
 	ok = true
 	r.pieces(func(p kv.Range) bool {
-		if a.sum.full() {
+		if a.sum.full() || a.budget == 0 {
 			return false
 		}
+		a.budget--
 		if _, ok = a.sum.fits(p); ok {
 			a.sum.add(p, a.crc(mem, p))
 		}

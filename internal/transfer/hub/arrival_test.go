@@ -29,6 +29,7 @@ func FuzzArrival(f *testing.F) {
 				continue
 			}
 			for _, r := range n.Runs {
+				a.budget = maxPieces
 				before := a.summed()
 				if ok := a.add(mem, r); ok && !a.sum.full() && a.summed() != before+uint64(r.Len)*uint64(r.Count) {
 					t.Fatalf("%v adds %d bytes", r, a.summed()-before)
@@ -39,6 +40,32 @@ func FuzzArrival(f *testing.F) {
 			t.Fatalf("%x of %d bytes, want %x", got, a.summed(), whole)
 		}
 	})
+}
+
+// TestPiecesCost: however a peer cuts a chunk up, also so that there is little to remember, only so many pieces are summed one by one.
+func TestPiecesCost(t *testing.T) {
+	const size = 1 << 20
+	mem := make([]byte, size)
+	for i := range mem {
+		mem[i] = byte(i >> 3)
+	}
+	for name, next := range map[string]func(k uint32) run{
+		"side by side": func(k uint32) run { return run{k << 12, 1, 1, 1 << 12} },
+		"gaps filled":  func(k uint32) run { return run{k>>1<<12 + k&1, 1, 2, 1 << 11} },
+	} {
+		a := newArrival([]kv.Range{{Len: size}})
+		for k := range uint32(size >> 12) {
+			if !a.add(mem, next(k)) {
+				t.Fatalf("%s: %v is refused", name, next(k))
+			}
+		}
+		if n := a.summed(); n > maxPieces+size/minPiece {
+			t.Errorf("%s: %d pieces of a byte were summed", name, n)
+		}
+		if got := a.rest(mem); got != crcAdd(0, mem) || a.summed() != size {
+			t.Errorf("%s: checksum %x of %d bytes", name, got, a.summed())
+		}
+	}
 }
 
 // summed is how many bytes have been.

@@ -141,7 +141,8 @@ type Target interface {
 type Peer interface {
 	// Post hands w over and never blocks on the peer. nil: w is the transport's until
 	// Done; an error: w is still the caller's and Done is never called. A full send
-	// queue is ErrBusy: try again after the Done of any write of this Peer.
+	// queue is ErrBusy: try again after the Done of any write of this Peer. Writes of one grant are
+	// applied, and land, in the order in which they were posted; of different grants nothing is promised.
 	Post(w Write) error
 	// Kind as of the Transport.
 	Kind() string

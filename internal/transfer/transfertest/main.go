@@ -25,6 +25,7 @@ func Run(t *testing.T, o Options) {
 		{"NothingToStore", testNothingToStore, ""},
 		{"TooLarge", testTooLarge, ""},
 		{"CompleteAfterApply", testCompleteAfterApply, ""},
+		{"GrantOrder", testGrantOrder, ""},
 		{"PostFromDone", testPostFromDone, ""},
 		{"ManyWriters", testManyWriters, ""},
 		{"FullQueue", testFullQueue, ""},

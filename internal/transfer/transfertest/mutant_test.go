@@ -108,6 +108,25 @@ var mutants = []struct {
 			return p.Post(w)
 		}
 	}},
+	{"changes the order", "GrantOrder", func(m *mutant) {
+		held := make(map[transfer.GrantID]transfer.Write)
+		m.post = func(p transfer.Peer, w transfer.Write) error {
+			first, ok := held[w.Grant]
+			if !ok {
+				held[w.Grant] = w
+				return nil
+			}
+			delete(held, w.Grant)
+			if err := p.Post(w); err != nil {
+				first.Done(err)
+				return err
+			}
+			if err := p.Post(first); err != nil {
+				first.Done(err)
+			}
+			return nil
+		}
+	}},
 	{"leaves writes behind", "PeerClose", func(m *mutant) { m.lazyClose = true }},
 	{"does what it refused", "FullQueue", func(m *mutant) {
 		var first atomic.Bool

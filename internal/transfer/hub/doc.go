@@ -23,7 +23,8 @@
 //
 // # Locks
 //
-// Order: receiving.landing -> room lock (registry) -> hub.mu -> session, pool, transport locks.
+// Order: receiving.landing -> room lock (registry) -> hub.mu -> session, pool, transport locks, and
+// hub.mu -> sending.mu -> outQueue.mu.
 // Execute runs under the room lock; it only enqueues, never waits. hub.mu is never
 // held while an event is applied.
 package hub

@@ -57,6 +57,23 @@ func Note(key room.Key, index, count int, parts [][]byte) []byte {
 	return chunkNote{Key: key, Index: uint32(index), Count: uint32(count), Bytes: uint32(n), CRC: crcOf(parts)}.encode()
 }
 
+// FailBegun lets the chunks that were begun and have no write outstanding end with err, up to the moment before their room
+// hears of it; then that.
+func FailBegun(s transfer.Sending, err error) (rest func()) {
+	snd := s.(*sending)
+	snd.mu.Lock()
+	defer snd.mu.Unlock()
+	for _, c := range snd.begun {
+		c.err = err
+	}
+	_, over := snd.due()
+	return func() {
+		for _, c := range over {
+			snd.settle(c, c.err)
+		}
+	}
+}
+
 // Waiting is the number of requests that wait for landing pages.
 func (h *Receivers) Waiting() int { return h.alloc.waiting() }
 

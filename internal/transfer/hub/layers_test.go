@@ -417,6 +417,26 @@ func TestNotificationsStayInOrder(t *testing.T) {
 	w.drained()
 }
 
+// TestPartBehindOneThatFailed: the rest of a chunk is sent when a part of it was refused and the room has not heard of it so far. The cause is
+// the part's.
+func TestPartBehindOneThatFailed(t *testing.T) {
+	w := newWorld(t, options{})
+	r, s := w.receive(1, 2), w.send(1, 2)
+	await(t, "grant", s.Granted())
+	w.fill(s, 1, 0)
+	s.SendPart(0, nil, false)
+	hears := hub.FailBegun(s, transfer.ErrGrant)
+	s.SendPart(0, []transfer.Span{{Off: 0, Len: 100}}, false)
+	s.SendPart(0, []transfer.Span{{Off: 100, Len: chunkBytes - 100}}, true)
+	hears()
+	await(t, "sender's end", s.Done())
+	failed(t, "sender", s.State(), s.Err(), room.CodeAborted)
+	await(t, "receiver's end", r.Done())
+	s.Release()
+	r.Release()
+	w.drained()
+}
+
 // settling holds the first settling of a chunk until release is closed.
 type settling struct{ begun, release chan struct{} }
 

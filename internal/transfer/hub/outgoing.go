@@ -56,9 +56,13 @@ func (s *sending) begin(i int) *outgoing {
 		defer s.mu.Unlock()
 		return s.begun[k]
 	}
+	failed := s.last != nil && s.last.chunk == i && !s.last.whole
 	s.mu.Unlock()
 	if lease == nil {
 		s.Drop(i, s.fault("chunk was sent without a buffer, or twice"))
+		return nil
+	}
+	if failed { // the room has heard so, or is about to
 		return nil
 	}
 	if fx := s.room.Load().Apply(room.Event{Kind: room.EvBegin, Chunk: i}); !fx.Has(room.FxWrite) {
@@ -71,13 +75,13 @@ func (s *sending) begin(i int) *outgoing {
 	c := &outgoing{chunk: i, lease: lease, began: time.Now(), bytes: way.sizes[i]}
 	copies, err := way.copies(s.hub.cfg.Staging, lease, i, s.open.Chunks[i])
 	c.all, c.err = inOrder(copies), err
-	c.rest = c.all
+	c.rest, s.last = c.all, c
 	s.mu.Lock()
 	if s.over && c.err == nil { // the room has ended since EvBegin
 		c.err = transfer.ErrClosed
 	}
 	s.begun = append(s.begun, c)
-	failed := c.err != nil
+	failed = c.err != nil
 	s.mu.Unlock()
 	if failed { // the plan's error: the decode side has named a page twice
 		s.advance()

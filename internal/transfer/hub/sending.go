@@ -28,6 +28,7 @@ type sending struct {
 	ackGrant transfer.GrantID
 	bufs     []*kv.Lease // staging of chunk i while the scheduler may store there; nil before and after
 	begun    []*outgoing // in order: chunks that have not been settled
+	last     *outgoing   // that was begun last; the owner's goroutine only
 	over     bool        // the room has ended: nothing is handed over any more
 	released bool        // Release has run: a buffer that comes now goes back at once
 }

@@ -227,6 +227,35 @@ func TestExitRevoked(t *testing.T) {
 	}
 }
 
+// TestLostConnectionTakesTheOthersAlong: the session is over with it, so the others are told to go; the grant that one of them is
+// inside is drained when it has, and the one of the lost writer never.
+func TestLostConnectionTakesTheOthersAlong(t *testing.T) {
+	heard := newTold()
+	b := newBook(heard, Hooks[conn, own]{Dismiss: heard.dismiss})
+	if err := errors.Join(b.OpenSession(1), b.Allow(grantOf(5, 1)), b.Allow(grantOf(6, 1))); err != nil {
+		t.Fatal(err)
+	}
+	var s *Session[conn, own]
+	for c, id := range []transfer.GrantID{5, 6} {
+		var err error
+		if s, err = b.Join(c, 1); err != nil {
+			t.Fatal(err)
+		}
+		b.Enter(c, b.Live(s, id))
+	}
+	b.Leave(0, s, false)
+	if !slices.Equal(heard.dismissed, []conn{1}) {
+		t.Errorf("dismissed %v", heard.dismissed)
+	}
+	if b.Revoke(5) || b.Revoke(6) {
+		t.Error("fenced with a writer inside")
+	}
+	b.Leave(1, s, true)
+	if !slices.Equal(heard.revoked, []transfer.GrantID{6}) || len(heard.fenced) != 0 || b.Revoke(5) || !b.Revoke(6) {
+		t.Errorf("revoked %v, fenced %v", heard.revoked, heard.fenced)
+	}
+}
+
 // TestCloseGivesUpInTheEnd: a writer that does not go is broken after grace, and what can not be fenced is named.
 func TestCloseGivesUpInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

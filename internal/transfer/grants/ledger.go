@@ -269,7 +269,7 @@ func (l *ledger[C, P]) leave(c C, s *Session[C, P], gone bool) due[C, P] {
 	}
 	s.lost = s.lost || !gone
 	if s.phase == open && (s.lost || len(s.conns) == 0) {
-		d.fence = l.end(s)
+		d.fence, d.dismiss = l.end(s), slices.Collect(maps.Keys(s.conns))
 	}
 	return d
 }

@@ -28,7 +28,7 @@ const (
 	// the same answer on every transport.
 	maxSegments = 16384
 	// politeSlices of a long write (some milliseconds) after the last short one leave the core to threads that wait for
-	// it: who posts or hears of a short write is otherwise kept off for a time slice.
+	// it, see [postq.Courtesy].
 	politeSlices = 32
 	// inlineBytes is the longest write that Post stores itself: some microseconds, less than to
 	// wake another goroutine.
@@ -136,7 +136,8 @@ func (p *peer) fail(err error) {
 // copyLoop copies slices until the queue fails.
 func (p *peer) copyLoop() {
 	debug.SetPanicOnFault(true) // of this goroutine only; see guarded
-	polite := 0
+	var courtesy postq.Courtesy
+	shorts := uint64(0)
 	for {
 		it, ok := p.q.Next()
 		if !ok {
@@ -144,12 +145,11 @@ func (p *peer) copyLoop() {
 		}
 		short := it.Total <= inlineBytes // asked before: after the step it is no longer ours
 		p.step(it, true)
-		switch {
-		case short:
-			polite = politeSlices
-		case polite > 0:
-			polite--
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		if short {
+			shorts++
+			courtesy.See(shorts, politeSlices)
+		} else {
+			courtesy.Give()
 		}
 	}
 	<-p.down

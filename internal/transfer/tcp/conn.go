@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/postq"
 )
 
 const (
@@ -65,9 +66,8 @@ type conn struct {
 	errno     syscall.Errno
 	fenced    bool // guard was revoked, nothing was read
 
-	look   *lookout
-	shorts uint64 // of the target when they were last seen to have grown
-	polite int    // stores after which to let others have the core
+	look     *lookout
+	courtesy postq.Courtesy // to the target's short writes
 	// A goroutine that does nothing is on its way, so that the thread that has run it then waits in the poller.
 	looking atomic.Bool
 	looked  func() // is that goroutine

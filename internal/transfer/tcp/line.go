@@ -184,16 +184,11 @@ func (c *conn) serves(total uint64) {
 // into the poller, where none may be: a thread that waited there leaves with the goroutine it has woken, and Go's monitor
 // looks itself only after 10 ms.
 func (c *conn) giveWay() {
-	if n := c.t.shorts.Load(); n != c.shorts {
-		c.shorts, c.polite = n, politeStores
+	c.courtesy.See(c.t.shorts.Load(), politeStores)
+	if left := c.courtesy.Left; left > 0 && left%pollEvery == 0 && c.looking.CompareAndSwap(false, true) {
+		c.t.Go(c.looked)
 	}
-	if c.polite > 0 {
-		if c.polite%pollEvery == 0 && c.looking.CompareAndSwap(false, true) {
-			c.t.Go(c.looked)
-		}
-		c.polite--
-		yield()
-	}
+	c.courtesy.Give()
 }
 
 // abort ends the connection at once. Any goroutine.

@@ -96,21 +96,21 @@ func TestALongWritesReaderGivesWay(t *testing.T) {
 		looked <- struct{}{}
 	}
 	c.giveWay()
-	if c.polite != 0 || c.looking.Load() {
+	if c.courtesy.Left != 0 || c.looking.Load() {
 		t.Fatal("gives way although there was no short write")
 	}
 	p.allow(t, 1, transfer.Span{Len: long})
 	writeOK(t, p, p.dial(t), 1, 1)
 	c.giveWay()
 	recv(t, looked, "a look into the poller")
-	if c.polite != politeStores-1 {
-		t.Fatalf("gives way %d times more, want %d", c.polite, politeStores-1)
+	if c.courtesy.Left != politeStores-1 {
+		t.Fatalf("gives way %d times more, want %d", c.courtesy.Left, politeStores-1)
 	}
 	for range politeStores {
 		c.giveWay()
 	}
-	if c.polite != 0 {
-		t.Fatalf("gives way %d times more", c.polite)
+	if c.courtesy.Left != 0 {
+		t.Fatalf("gives way %d times more", c.courtesy.Left)
 	}
 }
 

@@ -73,15 +73,11 @@ func vecIO(trap, fd uintptr, iov []unix.Iovec) (int, syscall.Errno) {
 const unsentBytes = 128 << 10
 
 // politeFrames of a long write at the source, politeStores at the target (some milliseconds) after the last short one leave the core
-// to threads that wait for it.
+// to threads that wait for it, see [postq.Courtesy].
 const politeFrames, politeStores = 16, 64
 
 // pollEvery of politeStores a thread is made to look into Go's poller: about once a millisecond.
 const pollEvery = 16
-
-// yield lets the kernel run another thread, if one waits. Without it a thread that copies without pause keeps whoever
-// posts or hears of a short write off the core for a time slice, which is longer than all that waits in queues.
-func yield() { _, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // option is a socket option.
 type option struct{ level, name, value int }

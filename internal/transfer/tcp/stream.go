@@ -67,8 +67,7 @@ func (s *stream) sendNow(it *postq.Item) {
 
 // send writes frames until the queue fails.
 func (s *stream) send() {
-	var seen uint64 // short writes of the peer
-	polite := 0     // frames after which to let others have the core
+	var courtesy postq.Courtesy // to short writes of the peer
 	if s == s.p.bulk && s.p.own {
 		defer s.p.tr.writers.give()
 	}
@@ -93,13 +92,8 @@ func (s *stream) send() {
 			s.p.fail(fmt.Errorf("tcp: %w", err))
 		}
 		if s == s.p.bulk {
-			if n := s.p.shorts.Load(); n != seen {
-				seen, polite = n, politeFrames
-			}
-			if polite > 0 {
-				polite--
-				yield()
-			}
+			courtesy.See(s.p.shorts.Load(), politeFrames)
+			courtesy.Give()
 		}
 	}
 }

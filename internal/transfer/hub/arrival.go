@@ -214,8 +214,9 @@ func (a *arrival) add(mem []byte, r run) (ok bool) {
 			return false
 		}
 		a.budget--
-		if _, ok = a.sum.fits(p); ok {
-			a.sum.add(p, a.crc(mem, p))
+		at, fits := a.sum.fits(p)
+		if ok = fits; ok {
+			a.sum.insert(at, p, a.crc(mem, p))
 		}
 		return ok
 	})

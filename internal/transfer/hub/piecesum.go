@@ -22,9 +22,14 @@ type pieceSum struct {
 // overlaps what there is.
 func (p *pieceSum) add(piece kv.Range, crc uint32) bool {
 	at, ok := p.fits(piece)
-	if !ok {
-		return false
+	if ok {
+		p.insert(at, piece, crc)
 	}
+	return ok
+}
+
+// insert takes a piece that fits, at its index.
+func (p *pieceSum) insert(at int, piece kv.Range, crc uint32) {
 	p.sum ^= crcShift(crc, p.total-piece.Off-piece.Len)
 	end := piece.Off + piece.Len
 	before := at > 0 && p.have[at-1].Off+p.have[at-1].Len == piece.Off
@@ -42,10 +47,9 @@ func (p *pieceSum) add(piece kv.Range, crc uint32) bool {
 		copy(p.have[at+1:], p.have[at:])
 		p.have[at] = piece
 	}
-	return true
 }
 
-// fits reports whether add would take the piece, and its index in have.
+// fits reports whether add would take the piece, and where insert puts it in have.
 func (p *pieceSum) fits(piece kv.Range) (at int, ok bool) {
 	if piece.Len == 0 || piece.Off > p.total || piece.Len > p.total-piece.Off {
 		return 0, false

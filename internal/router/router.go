@@ -172,14 +172,7 @@ func (r *Router) dialTLS(base *url.URL) func(ctx context.Context, network, addr 
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, r.cfg.DialTimeout)
-		defer cancel()
-		c := tls.Client(raw, r.workerTLS(base))
-		if err := c.HandshakeContext(ctx); err != nil {
-			_ = raw.Close()
-			return nil, err
-		}
-		return c, nil
+		return wire.Handshake(ctx, raw, r.workerTLS(base), r.cfg.DialTimeout)
 	}
 }
 

@@ -122,18 +122,24 @@ func (c *Client) open(ctx context.Context) (*conn, error) {
 	raw := nc
 	if c.TLS != nil {
 		if cfg := c.TLS(); cfg != nil {
-			t := tls.Client(nc, cfg)
-			hctx, cancel := context.WithTimeout(ctx, c.TLSTimeout)
-			err := t.HandshakeContext(hctx)
-			cancel()
-			if err != nil {
-				_ = nc.Close()
+			if nc, err = Handshake(ctx, raw, cfg, c.TLSTimeout); err != nil {
 				return nil, fmt.Errorf("tls handshake: %w", err)
 			}
-			nc = t
 		}
 	}
 	return newConn(c, nc, raw, life), nil
+}
+
+// Handshake speaks TLS on raw, which it closes on an error.
+func Handshake(ctx context.Context, raw net.Conn, cfg *tls.Config, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	c := tls.Client(raw, cfg)
+	if err := c.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return c, nil
 }
 
 // put keeps a connection whose answer was read to its end.

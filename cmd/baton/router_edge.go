@@ -140,13 +140,7 @@ func watch(ctx context.Context, log *slog.Logger, files []edge.Watched) (stop fu
 func (e *edgeFlags) serve(ctx context.Context, rt *router.Router, l net.Listener, grace time.Duration, log *slog.Logger, ready func()) error {
 	srv := edge.NewServer(rt.Handler(), edge.Limits{Header: e.header, Connections: e.limit}, e.serverTLS, log)
 	served := make(chan error, 1)
-	go func() {
-		if e.serverTLS != nil {
-			served <- srv.ServeTLS(l, "", "")
-		} else {
-			served <- srv.Serve(l)
-		}
-	}()
+	go func() { served <- edge.Serve(srv, l) }()
 	ready()
 	select {
 	case err := <-served:

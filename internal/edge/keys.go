@@ -29,11 +29,7 @@ type usage struct {
 // OpenKeys reads a key file.
 func OpenKeys(path string) (*Keys, error) {
 	k := &Keys{path: path, now: time.Now, use: map[string]*usage{}}
-	texts, err := readAll([]string{path})
-	if err != nil {
-		return nil, err
-	}
-	if err := k.apply(texts); err != nil {
+	if err := k.Watched().load(); err != nil {
 		return nil, err
 	}
 	return k, nil

@@ -3,6 +3,7 @@ package edge
 import (
 	"crypto/tls"
 	"log/slog"
+	"net"
 	"net/http"
 	"time"
 )
@@ -41,4 +42,12 @@ func NewServer(h http.Handler, l Limits, t *tls.Config, log *slog.Logger) *http.
 		l.Connections.attach(srv)
 	}
 	return srv
+}
+
+// Serve serves ln with what NewServer has made, over TLS if it was given a configuration, until srv is closed.
+func Serve(srv *http.Server, ln net.Listener) error {
+	if srv.TLSConfig != nil {
+		return srv.ServeTLS(ln, "", "")
+	}
+	return srv.Serve(ln)
 }

@@ -21,11 +21,7 @@ func OpenCertificate(cert, key string) (*Certificate, error) {
 		return nil, errors.New("a certificate and its key go together: both files are needed")
 	}
 	c := &Certificate{cert: cert, key: key}
-	texts, err := readAll([]string{cert, key})
-	if err != nil {
-		return nil, err
-	}
-	if err := c.apply(texts); err != nil {
+	if err := c.Watched().load(); err != nil {
 		return nil, err
 	}
 	return c, nil
@@ -57,11 +53,7 @@ type Authorities struct {
 // OpenAuthorities reads a file of certificates in PEM.
 func OpenAuthorities(file string) (*Authorities, error) {
 	a := &Authorities{file: file}
-	texts, err := readAll([]string{file})
-	if err != nil {
-		return nil, err
-	}
-	if err := a.apply(texts); err != nil {
+	if err := a.Watched().load(); err != nil {
 		return nil, err
 	}
 	return a, nil

@@ -21,6 +21,15 @@ type Watched struct {
 	Apply func(texts [][]byte) error
 }
 
+// load reads the files and applies them, for who is about to watch them.
+func (w Watched) load() error {
+	texts, err := readAll(w.Files)
+	if err != nil {
+		return err
+	}
+	return w.Apply(texts)
+}
+
 // readAll reads files whole.
 func readAll(files []string) ([][]byte, error) {
 	var out [][]byte

@@ -337,13 +337,9 @@ func (w *Worker) serve(role string) {
 		Worker: w.cfg.ID, Tracer: w.cfg.Tracer,
 	})
 	w.http = edge.NewServer(w.guard(h), edge.Limits{}, w.cfg.TLS, w.cfg.Log)
-	serve := func() error { return w.http.Serve(w.cfg.HTTP) }
-	if w.cfg.TLS != nil {
-		serve = func() error { return w.http.ServeTLS(w.cfg.HTTP, "", "") }
-	}
 	go func() {
 		defer close(w.served)
-		w.loopEnded("HTTP listener", serve())
+		w.loopEnded("HTTP listener", edge.Serve(w.http, w.cfg.HTTP))
 	}()
 }
 

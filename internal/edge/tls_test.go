@@ -1,7 +1,6 @@
 package edge_test
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -66,25 +65,8 @@ func say(conn net.Conn) error {
 // swap puts from's CA in the place of to's, and waits until that is in use.
 func swap(t *testing.T, a *edge.Authorities, to, from *edgetest.Authority) {
 	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	told, watched := make(chan error, 8), make(chan struct{})
-	go func() {
-		defer close(watched)
-		edge.Watch(ctx, 5*time.Millisecond, a.Watched(), func(err error) { told <- err })
-	}()
-	defer func() {
-		stop()
-		<-watched
-	}()
-	hear := func() error {
-		select {
-		case err := <-told:
-			return err
-		case <-time.After(must):
-			t.Fatal("nothing was told")
-			return nil
-		}
-	}
+	hear, stop := edgetest.Follow(t, a.Watched(), 5*time.Millisecond)
+	defer stop()
 	to.Write("ca.pem", []byte("garbage"))
 	if err := hear(); err == nil || !strings.Contains(err.Error(), "there is no certificate in it") {
 		t.Fatalf("a broken file: %v", err)

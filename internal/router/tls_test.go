@@ -2,7 +2,6 @@ package router
 
 import (
 	"bufio"
-	"context"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -125,15 +124,9 @@ func TestTLSPortReloads(t *testing.T) {
 	srv := edge.NewServer(r.Handler(), edge.Limits{}, cert.ServerTLS(nil), slog.New(slog.DiscardHandler))
 	served := make(chan error, 1)
 	go func() { served <- srv.ServeTLS(ln, "", "") }()
-	ctx, stop := context.WithCancel(context.Background())
-	told, watched := make(chan error, 8), make(chan struct{})
-	go func() {
-		defer close(watched)
-		edge.Watch(ctx, 20*time.Millisecond, cert.Watched(), func(err error) { told <- err })
-	}()
+	hear, stop := edgetest.Follow(t, cert.Watched(), 20*time.Millisecond)
 	defer func() {
 		stop()
-		<-watched
 		_ = srv.Close()
 		<-served
 		r.Close()
@@ -168,16 +161,6 @@ func TestTLSPortReloads(t *testing.T) {
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || resp.StatusCode != 200 {
 		t.Fatal(resp, err)
-	}
-	hear := func() error {
-		t.Helper()
-		select {
-		case err := <-told:
-			return err
-		case <-time.After(must):
-			t.Fatal("nothing was told")
-			return nil
-		}
 	}
 	a.Write("port.pem", []byte("-----BEGIN CERTIFICATE-----\n"))
 	if err := hear(); err == nil || !strings.Contains(err.Error(), "port.pem") {

@@ -2,6 +2,7 @@
 package edgetest
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -123,3 +124,31 @@ func (a *Authority) Trust() *edge.Authorities {
 	}
 	return c
 }
+
+// Follow watches w until stop is called, which waits for the end. hear waits for the next change that the watch tells of.
+func Follow(t *testing.T, w edge.Watched, every time.Duration) (hear func() error, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	told, ended := make(chan error, 8), make(chan struct{})
+	go func() {
+		defer close(ended)
+		edge.Watch(ctx, every, w, func(err error) { told <- err })
+	}()
+	hear = func() error {
+		t.Helper()
+		select {
+		case err := <-told:
+			return err
+		case <-time.After(patience):
+			t.Fatal("nothing was told")
+			return nil
+		}
+	}
+	return hear, func() {
+		cancel()
+		<-ended
+	}
+}
+
+// patience is for what must happen.
+const patience = 30 * time.Second

@@ -405,7 +405,13 @@ func TestNotificationsStayInOrder(t *testing.T) {
 	default:
 	}
 	w.rules.Release("go")
-	for want := range 3 {
+	landsInOrder(t, w, r, s, 3)
+}
+
+// landsInOrder: n chunks of room 1 land, one after the other and with their bytes, and both sides end well.
+func landsInOrder(t *testing.T, w *world, r transfer.Receiving, s transfer.Sending, n int) {
+	t.Helper()
+	for want := range n {
 		if got, ok := <-r.Landed(); !ok || got != want {
 			t.Fatalf("chunk %d landed, want %d: %v", got, want, r.Err())
 		}
@@ -472,16 +478,7 @@ func TestNotificationsAreOvertakenByNone(t *testing.T) {
 	await(t, "settling of chunk 0", hold.begun)
 	s.SendPart(2, []transfer.Span{{Off: 0, Len: chunkBytes}}, true)
 	close(hold.release)
-	for want := range 3 {
-		if got, ok := <-r.Landed(); !ok || got != want {
-			t.Fatalf("chunk %d landed, want %d: %v", got, want, r.Err())
-		}
-		holds(t, r, want, 1+byte(want))
-	}
-	await(t, "sender's end", s.Done())
-	s.Release()
-	r.Release()
-	w.drained()
+	landsInOrder(t, w, r, s, 3)
 }
 
 // TestOneOfManyPartsFails: the room fails once, with the part's error, whichever it is.

@@ -127,7 +127,6 @@ func (c *conn) welcome(w *welcome) error {
 func (c *conn) run(f *frames) error {
 	info, err := c.open()
 	if err != nil {
-		_ = c.welcome(&welcome{Status: statusFailed, Detail: err.Error()})
 		return err
 	}
 	w := &welcome{Nonce: c.nonce, Metadata: info.Metadata, Base: info.Base, Size: c.t.size, Block: c.t.tr.block()}
@@ -207,6 +206,9 @@ func (c *conn) stop(cause error) {
 	c.once.Do(func() {
 		c.cause = cause
 		close(c.ended)
+		// Before the end of the helper is seen over there and taken for the cause.
+		text := cause.Error()
+		c.out.last(c.tc, append(appendFrame(nil, ctlBye, len(text)), text...))
 		if child := c.helper(); child != nil {
 			child.kill(cause, true)
 		}
@@ -228,9 +230,7 @@ func (c *conn) finish() (gone bool) {
 		child.kill(c.cause, true) // stop may have come before the helper was known
 		child.wait()
 	}
-	text := c.cause.Error()
-	c.out.last(c.tc, append(appendFrame(nil, ctlBye, len(text)), text...))
-	c.wg.Wait()
+	c.wg.Wait() // the source has been told
 	// Without a helper nobody ever learned how to reach the memory.
 	if c.t.fences || child == nil {
 		return true

@@ -8,10 +8,9 @@ import (
 	"github.com/baton-pd/baton/internal/transfer"
 )
 
-// welcome answers a hello, as JSON.
+// welcome answers a hello, as JSON; where the helper could not be started, a bye does.
 type welcome struct {
 	Status status
-	Detail string // of statusFailed
 	Nonce  uint64 // first word of every notification on this connection
 	// How to reach the memory; see connectJob.
 	Metadata []byte
@@ -30,7 +29,6 @@ const (
 	statusOK      status = 0
 	statusSession status = 1 // no such session
 	statusBusy    status = 2 // it has its connection already
-	statusFailed  status = 3 // the target's helper could not be started
 )
 
 // err is what Dial returns for w.
@@ -42,8 +40,6 @@ func (w *welcome) err() error {
 		return transfer.ErrSession
 	case statusBusy:
 		return fmt.Errorf("nixl: the session has its connection already: %w", transfer.ErrSession)
-	case statusFailed:
-		return fmt.Errorf("nixl: the target could not start: %s", w.Detail)
 	default:
 		return fmt.Errorf("nixl: unknown handshake status %d", uint32(w.Status))
 	}

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -221,5 +224,117 @@ func TestRevokedWaits(t *testing.T) {
 	copy(stable[:8], r.mem)
 	if !bytes.Equal(stable, r.mem) {
 		t.Error("bytes were stored after Revoked")
+	}
+}
+
+// silenced stands between a source and the control port at addr. Once silent is closed nothing that the target says
+// reaches the source, as when the target's worker, not its helper, is stopped.
+func silenced(t *testing.T, addr string) (proxy string, silent chan struct{}) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent = make(chan struct{})
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	t.Cleanup(func() { _ = ln.Close() })
+	wg.Go(func() {
+		source, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer source.Close()
+		target, err := net.Dial("tcp", addr)
+		if err != nil {
+			return
+		}
+		wg.Go(func() {
+			_, _ = io.Copy(target, source)
+			_ = target.Close()
+		})
+		b := make([]byte, 4096)
+		for {
+			n, err := target.Read(b)
+			if err != nil {
+				return
+			}
+			select {
+			case <-silent:
+			default:
+				_, _ = source.Write(b[:n])
+			}
+		}
+	})
+	return ln.Addr().String(), silent
+}
+
+// TestSilentTarget: a target that does not answer, though both helpers do, ends the session too.
+func TestSilentTarget(t *testing.T) {
+	needLibrary(t)
+	cfg := testConfig()
+	cfg.Watch, cfg.Misses, cfg.Stall = 20*time.Millisecond, 1<<30, 30
+	mem, f := shared(t, 4096)
+	tgt, err := New(testConfig()).Listen(transfer.Memory{Bytes: mem, FD: int(f.Fd())}, &testSink{fenced: make(chan transfer.SessionID, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tgt.Close()
+	if err := tgt.OpenSession(1); err != nil {
+		t.Fatal(err)
+	}
+	d := tgt.Descriptor()
+	var silent chan struct{}
+	d.Addr, silent = silenced(t, d.Addr)
+	source := New(cfg)
+	p, err := source.Dial(context.Background(), d, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	close(silent)
+	done := make(chan error, 1)
+	if err := p.Post(transfer.Write{Grant: 1, Key: testKey, Done: func(err error) { done <- err }}); err != nil {
+		t.Fatal(err)
+	}
+	if err := recv(t, done, "Done of a write that nobody answers"); !errors.Is(err, errNoGo) {
+		t.Errorf("write: %v, want %v", err, errNoGo)
+	}
+	if n := source.Stats().Stalled; n != 1 {
+		t.Errorf("%d stalls counted", n)
+	}
+}
+
+// TestByeComesFirst: a source that sees the end of the target's helper before it hears why would take that
+// for the cause, so the reason is on its way before the helper is killed.
+func TestByeComesFirst(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	tc, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tc.Close()
+	c := &conn{tc: tc.(*net.TCPConn), out: newOutbox(), ended: make(chan struct{})}
+	c.stop(errSessionClosed)
+	f := frames{r: bytes.NewReader(c.out.buf)}
+	if k, body, err := f.next(maxWelcome); err != nil || k != ctlBye || string(body) != errSessionClosed.Error() {
+		t.Errorf("queued when stop has returned: kind %d, %q, %v; want the reason", k, body, err)
+	}
+	c.answer(1, verdictDone)
+	if k, _, err := f.next(maxWelcome); err != io.EOF {
+		t.Errorf("behind the last frame: kind %d, %v", k, err)
+	}
+}
+
+// TestByeInsteadOfWelcome: the reason reaches a source whose session ends before it is let in.
+func TestByeInsteadOfWelcome(t *testing.T) {
+	text := errSessionClosed.Error()
+	_, err := readWelcome(&frames{r: bytes.NewReader(append(appendFrame(nil, ctlBye, len(text)), text...))})
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("error %v, want one that says %q", err, text)
 	}
 }

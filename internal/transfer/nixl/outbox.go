@@ -65,8 +65,8 @@ func (o *outbox) run(c net.Conn) error {
 			limit = byeTimeout
 		}
 		o.buf, o.spare = o.spare[:0], nil
+		_ = c.SetWriteDeadline(time.Now().Add(limit)) // under mu: it must not undo that of last
 		o.mu.Unlock()
-		_ = c.SetWriteDeadline(time.Now().Add(limit))
 		if _, err := c.Write(b); err != nil {
 			return err
 		}
@@ -84,8 +84,8 @@ func (o *outbox) last(c net.Conn, frame []byte) {
 	if !o.closed {
 		o.closed, o.buf = true, append(o.buf, frame...)
 	}
-	o.mu.Unlock()
 	_ = c.SetWriteDeadline(time.Now().Add(byeTimeout))
+	o.mu.Unlock()
 	o.more.Broadcast()
 }
 

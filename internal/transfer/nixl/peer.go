@@ -289,11 +289,11 @@ func (p *peer) childEnd(err error, lost bool) {
 	p.fail(err)
 }
 
-// tick is called by the helper's watchdog: a helper that lives but has work that does not move is
-// ended all the same.
+// tick is called by the helper's watchdog: a helper that lives is ended all the same when writes do not move, be
+// it that the library does not finish a piece or that the target does not answer.
 func (p *peer) tick() {
 	p.mu.Lock()
-	if p.moved || len(p.pieces) == 0 {
+	if p.moved || len(p.flights) == 0 {
 		p.still = 0
 	} else {
 		p.still++
@@ -338,7 +338,7 @@ func (p *peer) control() {
 				p.revoked(transfer.GrantID(seq))
 			}
 		case ctlBye:
-			p.fail(fmt.Errorf("nixl: the target has ended the session: %s", body))
+			p.fail(byeError(body))
 			return
 		default:
 			err = errOrder

@@ -162,6 +162,8 @@ func (t *Transport) Dial(ctx context.Context, d transfer.Descriptor, s transfer.
 		return nil, t.err
 	case d.Kind != t.Kind():
 		return nil, fmt.Errorf("nixl: dial a descriptor of kind %q", d.Kind)
+	case d.Meta[metaMemory] != t.cfg.Memory: // blocks of both sides go to the library as one kind
+		return nil, fmt.Errorf("nixl: dial %s: its memory is %q and ours %q; give both workers the same --nixl-memory", d.Addr, d.Meta[metaMemory], t.cfg.Memory)
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.cfg.Handshake)
 	defer cancel()
@@ -187,13 +189,22 @@ func readWelcome(f *frames) (*welcome, error) {
 		return nil, fmt.Errorf("read answer to hello: %w", err)
 	}
 	w := &welcome{}
-	if k != ctlWelcome {
+	switch k {
+	case ctlWelcome:
+	case ctlBye:
+		return nil, byeError(body)
+	default:
 		return nil, errOrder
 	}
 	if err := json.Unmarshal(body, w); err != nil {
 		return nil, fmt.Errorf("read answer to hello: %w", err)
 	}
 	return w, w.err()
+}
+
+// byeError is what the target's last frame says.
+func byeError(text []byte) error {
+	return fmt.Errorf("nixl: the target has ended the session: %s", text)
 }
 
 // randomWord is not 0.

@@ -1,9 +1,11 @@
 package nixl
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,5 +72,19 @@ func TestConfig(t *testing.T) {
 	}
 	if err := New(Config{}).Err(); !errors.Is(err, ErrNoLibrary) {
 		t.Errorf("without a library: %v", err)
+	}
+}
+
+// TestOtherMemory: a target with another kind of memory is refused before anything is started.
+func TestOtherMemory(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := New(Config{Library: self, Helper: []string{self}}) // neither is ever opened
+	d := transfer.Descriptor{Kind: "nixl", Addr: "127.0.0.1:1", Size: 4096, Meta: map[string]string{metaBackend: "UCX", metaMemory: "VRAM:0"}}
+	_, err = tr.Dial(context.Background(), d, 1)
+	if err == nil || !strings.Contains(err.Error(), "--nixl-memory") {
+		t.Errorf("dial of VRAM from DRAM: %v, want an error that names --nixl-memory", err)
 	}
 }

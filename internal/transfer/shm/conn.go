@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -94,10 +95,7 @@ func (c *conn) welcome() error {
 	if m.kind != kindHello {
 		return errOrder
 	}
-	st, err := c.letIn(&m)
-	if err != nil {
-		return err
-	}
+	st, why := c.letIn(&m)
 	answer := message{kind: kindWelcome, code: uint32(st)}
 	var oob []byte
 	switch st {
@@ -106,6 +104,10 @@ func (c *conn) welcome() error {
 		oob = unix.UnixRights(c.t.fd, c.ctlFD)
 	case statusVersion, statusUser:
 		c.t.tr.stats.badHandshakes.Add(1)
+	case statusFailed:
+		var errno syscall.Errno
+		_ = errors.As(why, &errno) // system calls make no other errors
+		answer.value = uint64(errno)
 	default:
 		c.t.tr.stats.unknownSessions.Add(1)
 	}
@@ -125,17 +127,20 @@ func (c *conn) welcome() error {
 	return c.uc.SetDeadline(time.Time{})
 }
 
-// letIn decides about a hello, and joins the session if it is right.
-func (c *conn) letIn(m *message) (status, error) {
+// letIn decides about a hello, and joins the session if it is right. why is that of statusFailed.
+func (c *conn) letIn(m *message) (st status, why error) {
 	if m.code != version {
 		return statusVersion, nil
 	}
-	if ours, err := sameUser(c.uc); err != nil || !ours {
-		return statusUser, err
+	ours, err := sameUser(c.uc)
+	switch {
+	case err != nil:
+		return statusFailed, err
+	case !ours:
+		return statusUser, nil
 	}
-	var err error
 	if c.ctl, c.ctlFD, err = newControl(); err != nil {
-		return 0, err
+		return statusFailed, err
 	}
 	c.table = newTable(c.ctl)
 	return c.t.join(c, transfer.SessionID(m.value)), nil

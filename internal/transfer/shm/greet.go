@@ -41,7 +41,7 @@ func greet(conn *net.UnixConn, s transfer.SessionID, size uint64) (mappings, err
 	if err != nil {
 		return mappings{}, fmt.Errorf("read answer to hello: %w", err)
 	}
-	if err := status(m.code).err(); err != nil {
+	if err := m.refusal(); err != nil {
 		return mappings{}, err
 	}
 	if len(fds) != 2 || m.value != size || size > 1<<62 {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -61,6 +63,48 @@ func TestBadHandshakesAreCounted(t *testing.T) {
 	if s := p.tr.Stats(); s.BadHandshakes != 2 || s.UnknownSessions != 2 {
 		t.Fatalf("counted %+v", s)
 	}
+}
+
+// TestNoDescriptorsLeft: a target that can open nothing more says so, and lets the next one in when it can.
+func TestNoDescriptorsLeft(t *testing.T) {
+	p := listen(t, Config{Handshake: patience}, 4096)
+	before := descriptors(t)
+	r := p.connect(t)
+	for late := time.Now().Add(patience); descriptors(t) < before+2; runtime.Gosched() { // its socket, and the target's
+		if time.Now().After(late) {
+			t.Fatal("the connection was not accepted")
+		}
+	}
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		t.Fatal(err)
+	}
+	restore := func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &old) }
+	defer restore()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	r.send(message{kind: kindHello, value: 1, code: version}, "")
+	m := r.read()
+	restore()
+	if m.kind != kindWelcome || !errors.Is(m.refusal(), unix.EMFILE) {
+		t.Errorf("answer of a target without descriptors: %+v (%v), want one that says so", m, m.refusal())
+	}
+	r.dismissed("a source that can not be let in")
+	p.dial(t)
+	if s := p.tr.Stats(); s.BadHandshakes != 0 || s.UnknownSessions != 0 {
+		t.Errorf("the source is blamed: %+v", s)
+	}
+}
+
+// descriptors is how many this process has open.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
 }
 
 func TestHalfOpenConnectionsAreBounded(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/baton-pd/baton/internal/transfer"
 )
@@ -21,7 +22,7 @@ type kind uint8
 
 const (
 	kindHello   kind = 1 // source: value is the session, code the version
-	kindWelcome kind = 2 // target: code is a status, value the memory's bytes; carries two descriptors
+	kindWelcome kind = 2 // target: code is a status, value the memory's bytes, or why it failed; carries two descriptors
 	kindDone    kind = 3 // source, in the ring: write value under grant is applied; notification follows
 	kindLeft    kind = 4 // source: it was inside the grant when it was revoked, and has left
 	kindAnswer  kind = 5 // target: write value ended with a verdict in code
@@ -108,11 +109,12 @@ const (
 	statusSession status = 2 // no such session
 	statusBusy    status = 3 // too many connections, or grants, of this session
 	statusUser    status = 4 // the source runs as another user
+	statusFailed  status = 5 // the target has no descriptor or memory for it; value is the errno
 )
 
-// err is what Dial returns for s.
-func (s status) err() error {
-	switch s {
+// refusal is what Dial returns for a welcome.
+func (m *message) refusal() error {
+	switch s := status(m.code); s {
 	case statusOK:
 		return nil
 	case statusVersion:
@@ -123,6 +125,8 @@ func (s status) err() error {
 		return fmt.Errorf("shm: too many connections of one session: %w", transfer.ErrSession)
 	case statusUser:
 		return errors.New("shm: target runs as another user")
+	case statusFailed:
+		return fmt.Errorf("shm: target could not set the connection up: %w", syscall.Errno(m.value))
 	default:
 		return fmt.Errorf("shm: unknown handshake status %d", uint32(s))
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"syscall"
 	"testing"
 
 	"github.com/baton-pd/baton/internal/transfer"
@@ -58,8 +59,9 @@ func TestMalformedMessagesAreRefused(t *testing.T) {
 }
 
 func TestStatusMeaning(t *testing.T) {
-	if statusOK.err() != nil || !errors.Is(statusSession.err(), transfer.ErrSession) || !errors.Is(statusBusy.err(), transfer.ErrSession) ||
-		!errors.Is(statusVersion.err(), errVersion) || statusUser.err() == nil || status(99).err() == nil {
+	of := func(s status) error { return (&message{code: uint32(s), value: uint64(syscall.EMFILE)}).refusal() }
+	if of(statusOK) != nil || !errors.Is(of(statusSession), transfer.ErrSession) || !errors.Is(of(statusBusy), transfer.ErrSession) ||
+		!errors.Is(of(statusVersion), errVersion) || of(statusUser) == nil || !errors.Is(of(statusFailed), syscall.EMFILE) || of(99) == nil {
 		t.Error("a status means the wrong thing")
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,6 +63,7 @@ type Decode struct {
 	keepPrefixes                                      bool
 	maxRunning, growReserve, growStep, importsPerStep int
 	orders                                            atomic.Uint64
+	giveWay                                           func() // the function of this name, or a test's
 
 	// Owned by the loop goroutine.
 	prealloc line[*decodeJob]
@@ -107,7 +109,7 @@ func NewDecode(c DecodeConfig) *Decode {
 	if c.Engine == nil {
 		panic("sched: NewDecode needs an engine")
 	}
-	d := &Decode{receivers: c.Receivers, keepPrefixes: c.KeepPrefixes, maxRunning: c.MaxRunning, growReserve: c.GrowReserve, importsPerStep: c.ImportsPerStep}
+	d := &Decode{receivers: c.Receivers, keepPrefixes: c.KeepPrefixes, maxRunning: c.MaxRunning, growReserve: c.GrowReserve, importsPerStep: c.ImportsPerStep, giveWay: giveWay}
 	d.init(room.SideReceiver, c.Engine, c.MaxQueue, c.StallAfter, c.Log, c.Registerer)
 	d.queued = []phase{phasePrealloc}
 	d.account = c.Account
@@ -271,6 +273,7 @@ func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 				j.chunkTime(last, last)
 				if len(chunks) == j.chunks() {
 					j.mark(func(t *Phases) *time.Time { return &t.Landed })
+					d.giveWay()
 				}
 			}
 		case <-done:
@@ -291,6 +294,12 @@ func (d *Decode) fetch(j *decodeJob, recv transfer.Receiving) bool {
 		}
 	}
 }
+
+// giveWay lets threads that wait for this one's core go first. The thread that has answered the last chunk's landing runs
+// this, and next the imports, some milliseconds. Where both workers share a machine, the kernel has put the prefill worker's
+// thread that hears the answer behind it, expecting a thread that wakes another to sleep soon, and leaves it there
+// though the other core be idle. It needs a tenth of a millisecond.
+func giveWay() { _, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) }
 
 func (d *Decode) granted(j *decodeJob, recv transfer.Receiving) {
 	if recv.State() == room.StateFailed {

@@ -64,6 +64,35 @@ func TestLayersLeaveWhenComputed(t *testing.T) {
 	}
 }
 
+// TestImportsGiveWay: who hears on the other side that the last chunk has landed has the core before the imports have it, once a request.
+func TestImportsGiveWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var imports atomic.Int64
+		w := newWorld(t, worldConfig{sim: sim.Config{ChunkTokens: 10}, dhook: func(c sim.Call) error {
+			imports.Add(b2i(c.Op == sim.OpImport))
+			return nil
+		}})
+		defer w.close()
+		w.hubs.hold = true
+		var before []int64 // imports
+		w.d.giveWay = func() { before = append(before, imports.Load()) }
+		r := w.req(tokens(newRand(t, 1), 31), 2)
+		d, p := w.both(context.Background(), r)
+		synctest.Wait()
+		if len(before) > 0 {
+			t.Error("gave way when nothing had landed")
+		}
+		w.hubs.flow(r.Bootstrap.Key)
+		if a := read(t, p, 1); a.err != nil {
+			t.Error(a.err)
+		}
+		w.check(r, read(t, d, 1))
+		if len(before) != 1 || before[0] != 0 || imports.Load() != 3 {
+			t.Errorf("gave way after %v imports, of %d", before, imports.Load())
+		}
+	})
+}
+
 // total is the sum of a histogram's observations.
 func total(t testing.TB, reg *prometheus.Registry, name string) (sum float64) {
 	fams, err := reg.Gather()

@@ -32,7 +32,8 @@
 //	                                      the time of for=DURATION, or else for ever
 //	delay=D  as stall for=D               also done
 //	rate=N   post                         leaves at N bytes a second (50e6), one write after the
-//	                                      other over all that the rule meets: a slow line
+//	                                      other over all that the rule meets: a slow line; what
+//	                                      has no bytes leaves with the bytes ahead of it
 //	hold     done                         the write is applied, its completion is held
 //	hold-applied  post                    the same, written as a rule of post
 //	halfway  post                         one half is applied, the rest is held

@@ -68,12 +68,17 @@ const session = 11
 
 func open(t *testing.T, text string, opts ...mem.Option) *pair {
 	t.Helper()
+	return openOver(t, text, mem.New(mem.NewRegistry(), opts...))
+}
+
+func openOver(t *testing.T, text string, inner transfer.Transport) *pair {
+	t.Helper()
 	rules, err := fault.Parse(text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &pair{t: t, rules: rules, mem: make([]byte, 64), sink: &sink{make(chan string, 64), make(chan transfer.SessionID, 64), make(chan transfer.GrantID, 64)}}
-	p.tr = fault.Wrap(mem.New(mem.NewRegistry(), opts...), rules)
+	p.tr = fault.Wrap(inner, rules)
 	if p.target, err = p.tr.Listen(transfer.Memory{Bytes: p.mem, FD: -1}, p.sink); err != nil {
 		t.Fatal(err)
 	}

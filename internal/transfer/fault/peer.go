@@ -67,15 +67,23 @@ func (p *peer) Post(w transfer.Write) error {
 	case actHalfway:
 		run = func() { p.halfway(post.rule, w) }
 	case actRate:
-		place := p.rules.join(post.rule, payload(w.Segments))
-		leave = func() { close(place.left) }
-		run = func() {
-			defer leave()
-			if !place.wait(p.stop, p.Down()) {
+		bytes := payload(w.Segments)
+		carry := func(through bool) {
+			if through {
+				p.forward(w)
+			} else {
 				w.Done(p.endErr())
-				return
 			}
-			p.forward(w)
+		}
+		if bytes == 0 && p.rules.joinAlong(post.rule, p, carry) {
+			return nil
+		}
+		place := p.rules.join(post.rule, p, bytes)
+		leave = func() { p.rules.leave(place, false) }
+		run = func() {
+			through := place.wait(p.stop, p.Down())
+			carry(through)
+			p.rules.leave(place, through)
 		}
 	}
 	if err := p.start(run); err != nil {

@@ -73,8 +73,8 @@ type rule struct {
 
 	total   uint64
 	perRoom map[room.Key]uint64
-	free    time.Time       // when the line of rate= has carried what was given to it
-	tail    <-chan struct{} // closed when the last write given to it has left; nil: none
+	free    time.Time // when the line of rate= has carried what was given to it
+	tail    *turn     // of the last write given to it; nil: none
 }
 
 // roomSel says how room= was given.
@@ -236,24 +236,61 @@ func (v verdict) err() error { return &injected{v.rule.message} }
 type turn struct {
 	due    time.Time       // when its last byte is through
 	before <-chan struct{} // closed when the write ahead has left; nil: none
-	left   chan struct{}   // to be closed when this one has
+	left   chan struct{}   // closed when this one has
+	peer   *peer
+
+	// Writes of no bytes that leave with this one: with whether it was through. Under Rules.mu; none comes once gone.
+	along []func(through bool)
+	gone  bool
 }
 
-// join gives n bytes a place behind what the rule's line has to carry.
-func (r *Rules) join(u *rule, n int) turn {
+// join gives n bytes of p a place behind what the rule's line has to carry. Who has it calls leave.
+func (r *Rules) join(u *rule, p *peer, n int) *turn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if now := time.Now(); u.free.Before(now) {
 		u.free = now
 	}
 	u.free = u.free.Add(time.Duration(float64(n) / u.rate * float64(time.Second)))
-	t := turn{due: u.free, before: u.tail, left: make(chan struct{})}
-	u.tail = t.left
+	t := &turn{due: u.free, left: make(chan struct{}), peer: p}
+	if u.tail != nil {
+		t.before = u.tail.left
+	}
+	u.tail = t
 	return t
 }
 
+// joinAlong has f called as soon as the last write of the line, if it is p's and still there, has left: so on a line a write of no
+// bytes is not behind the bytes ahead of it by as long as another goroutine takes to wake.
+func (r *Rules) joinAlong(u *rule, p *peer, f func(through bool)) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if u.tail == nil || u.tail.gone || u.tail.peer != p {
+		return false
+	}
+	u.tail.along = append(u.tail.along, f)
+	return true
+}
+
+// leave makes way for the next, after what leaves along.
+func (r *Rules) leave(t *turn, through bool) {
+	for {
+		r.mu.Lock()
+		along := t.along
+		t.along, t.gone = nil, len(along) == 0
+		r.mu.Unlock()
+		if len(along) == 0 {
+			close(t.left)
+			return
+		}
+		for _, f := range along {
+			f(through)
+		}
+	}
+}
+
 // wait holds until the write is through (true), or one of the others is closed (false).
-func (t turn) wait(stop, down <-chan struct{}) bool {
+func (t *turn) wait(stop, down <-chan struct{}) bool {
 	through := time.NewTimer(time.Until(t.due))
 	defer through.Stop()
 	before := t.before

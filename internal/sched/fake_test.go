@@ -23,6 +23,7 @@ type fakeHubs struct {
 	bufErr   error         // of Buffer
 	noGrant  bool          // receivers never grant
 	hold     bool          // chunks do not land until flow is called
+	lag      time.Duration // by how much rooms have ended before who waits for it hears so
 	corrupt  func(key room.Key, i int, b []byte)
 	sent     []room.Key // order of Send
 	waitings int        // Buffer calls that had to wait
@@ -47,6 +48,7 @@ type fakeRoom struct {
 	granted, done  chan struct{}
 	landed         chan int
 	state          room.State
+	ended          time.Time
 	cause          *room.Cause
 	stage, dest    [][]byte
 	parts          []byte // bytes of the chunk that is being sent in parts
@@ -84,7 +86,7 @@ func (r *fakeRoom) end(c *room.Cause) {
 	if r.state.Terminal() {
 		return
 	}
-	r.state, r.cause = room.StateSuccess, c
+	r.state, r.cause, r.ended = room.StateSuccess, c, time.Now().Add(-r.h.lag)
 	if c != nil {
 		r.state = room.StateFailed
 	}
@@ -137,6 +139,12 @@ func (r *fakeRoom) State() room.State {
 	r.h.mu.Lock()
 	defer r.h.mu.Unlock()
 	return r.state
+}
+
+func (r *fakeRoom) Ended() time.Time {
+	r.h.mu.Lock()
+	defer r.h.mu.Unlock()
+	return r.ended
 }
 
 func (r *fakeRoom) Err() error {

@@ -25,7 +25,8 @@ func layered(c sim.Config) sim.Config {
 }
 
 // TestLayersLeaveWhenComputed: the parts of a chunk leave after a quarter, a half, three quarters and all of its time, and what
-// the request waits beyond compute is what its last part takes. Without layers a chunk leaves when its time is over.
+// the request waits beyond compute is what its last part takes, until the room has ended, not until somebody has heard so. Without
+// layers a chunk leaves when its time is over.
 func TestLayersLeaveWhenComputed(t *testing.T) {
 	for _, group := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -33,11 +34,11 @@ func TestLayersLeaveWhenComputed(t *testing.T) {
 			cfg.LayerGroup = group
 			w := newWorld(t, worldConfig{sim: cfg})
 			defer w.close()
-			w.hubs.hold = true
+			w.hubs.hold, w.hubs.lag = true, 2*time.Millisecond
 			r := w.req(tokens(newRand(t, 1), 21), 5)
 			began := time.Now()
 			d, p := w.both(context.Background(), r)
-			advance(160*time.Millisecond + 7*time.Millisecond)
+			advance(160*time.Millisecond + 7*time.Millisecond + w.hubs.lag)
 			w.hubs.flow(r.Bootstrap.Key) // 7 ms after the end of the last chunk
 			if a := read(t, p, 1); a.err != nil {
 				t.Error(a.err)

@@ -225,7 +225,7 @@ func (p *Prefill) ended(j *prefillJob) bool {
 		} else {
 			j.mark(func(t *Phases) *time.Time { return &t.Transferred })
 			if j.chunks() > 0 {
-				since(p.met.exposed, j.forwarded)
+				p.met.exposed.Observe(j.sending.Ended().Sub(j.forwarded).Seconds())
 			}
 		}
 		return true

@@ -39,6 +39,8 @@ type Sending interface {
 	Done() <-chan struct{}
 	Err() error
 	State() room.State
+	// Ended is when the room became terminal, which who waits for Done hears a little later; zero before.
+	Ended() time.Time
 	// Buffer returns staging memory for chunk i (parts adding up to Chunks[i]),
 	// waiting for room in the staging pool; an error if the room or ctx ended. With a ctx that
 	// has ended before, it takes what is there and does not wait.

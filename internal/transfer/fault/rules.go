@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/fnv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/baton-pd/baton/internal/room"
@@ -289,9 +290,13 @@ func (r *Rules) leave(t *turn, through bool) {
 	}
 }
 
-// wait holds until the write is through (true), or one of the others is closed (false).
+// timerGrain is by how much Go's timers may be late on an idle machine: they count whole milliseconds, from when the last thread
+// went to sleep. That would lengthen writes by what the process did before.
+const timerGrain = 2 * time.Millisecond
+
+// wait holds until the write is through (true), or one of the others is closed (false), which it may notice timerGrain later.
 func (t *turn) wait(stop, down <-chan struct{}) bool {
-	through := time.NewTimer(time.Until(t.due))
+	through := time.NewTimer(time.Until(t.due) - timerGrain)
 	defer through.Stop()
 	before := t.before
 	for arrived := false; !arrived || before != nil; {
@@ -305,6 +310,9 @@ func (t *turn) wait(stop, down <-chan struct{}) bool {
 		case <-down:
 			return false
 		}
+	}
+	rest := syscall.NsecToTimespec(int64(min(max(time.Until(t.due), 0), timerGrain)))
+	for syscall.Nanosleep(&rest, &rest) == syscall.EINTR { // rest is what is left
 	}
 	return true
 }

@@ -240,6 +240,10 @@ func TestHandOver(t *testing.T) {
 		n := int(id)%5 + 1
 		r, s := w.receive(id, n), w.send(id, n)
 		await(t, "grant", s.Granted())
+		before := time.Now()
+		if !s.Ended().IsZero() {
+			t.Fatal("a room has ended when it began")
+		}
 		for i := range n {
 			w.chunk(s, id, i)
 			if got := await(t, "chunk", r.Landed()); got != i {
@@ -255,6 +259,9 @@ func TestHandOver(t *testing.T) {
 		}
 		await(t, "sender's end", s.Done())
 		await(t, "receiver's end", r.Done())
+		if at := s.Ended(); at.Before(before) || at.After(time.Now()) {
+			t.Fatalf("the sender has ended %v after its grant", at.Sub(before))
+		}
 		if s.Err() != nil || r.Err() != nil {
 			t.Fatalf("room %d: %v, %v", id, s.Err(), r.Err())
 		}

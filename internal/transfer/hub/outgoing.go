@@ -77,7 +77,7 @@ func (s *sending) begin(i int) *outgoing {
 	c.all, c.err = inOrder(copies), err
 	c.rest, s.last = c.all, c
 	s.mu.Lock()
-	if s.over && c.err == nil { // the room has ended since EvBegin
+	if !s.ended.IsZero() && c.err == nil { // the room has ended since EvBegin
 		c.err = transfer.ErrClosed
 	}
 	s.begun = append(s.begun, c)
@@ -271,7 +271,7 @@ func (s *sending) due() (notes, over []*outgoing) {
 // it returns, the others when they have none. Runs under the room's lock.
 func (s *sending) end() (follow []room.Event) {
 	s.mu.Lock()
-	s.over = true
+	s.ended = time.Now()
 	for _, c := range s.begun {
 		if c.err == nil && c.note == noteDue {
 			c.err = transfer.ErrClosed

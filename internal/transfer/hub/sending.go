@@ -29,7 +29,7 @@ type sending struct {
 	bufs     []*kv.Lease // staging of chunk i while the scheduler may store there; nil before and after
 	begun    []*outgoing // in order: chunks that have not been settled
 	last     *outgoing   // that was begun last; the owner's goroutine only
-	over     bool        // the room has ended: nothing is handed over any more
+	ended    time.Time   // when the room did: nothing is handed over any more; zero before
 	released bool        // Release has run: a buffer that comes now goes back at once
 }
 
@@ -90,6 +90,12 @@ func (s *sending) Granted() <-chan struct{} { return s.room.Load().Granted() }
 func (s *sending) Done() <-chan struct{}    { return s.room.Load().Done() }
 func (s *sending) State() room.State        { return s.room.Load().State() }
 
+func (s *sending) Ended() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
+}
+
 func (s *sending) Err() error {
 	if c := s.room.Load().Cause(); c != nil {
 		return c
@@ -104,13 +110,13 @@ func (s *sending) Buffer(ctx context.Context, i int) ([][]byte, error) {
 	for {
 		freed := pool.Freed()
 		if s.State().Terminal() {
-			return nil, s.ended()
+			return nil, s.endErr()
 		}
 		lease, err := pool.Alloc(n, "room "+s.open.Key.String(), s.open.Deadline)
 		if err == nil {
 			if !s.keepBuffer(i, lease) {
 				lease.ReleaseRequest()
-				return nil, s.ended()
+				return nil, s.endErr()
 			}
 			return parts(pool, lease.Pages(), size), nil
 		}
@@ -120,14 +126,14 @@ func (s *sending) Buffer(ctx context.Context, i int) ([][]byte, error) {
 		select {
 		case <-freed:
 		case <-s.Done():
-			return nil, s.ended()
+			return nil, s.endErr()
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
-func (s *sending) ended() error {
+func (s *sending) endErr() error {
 	if err := s.Err(); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -28,7 +29,8 @@ func (n *nixlFlags) add(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.params, "nixl-param", nil, "parameter of the NIXL backend, key=value (repeat for more)")
 }
 
-// open makes the transport. What is wrong with the flags or the library is told here, not at the first request.
+// open makes the transport. What is wrong with the flags, the library or what it finds on this machine is told
+// here, not at the first request.
 func (n *nixlFlags) open(cacheDir, listen, advertise string, log *slog.Logger) (*nixl.Transport, error) {
 	c := nixl.Config{Library: n.lib, Listen: listen, Advertise: advertise, Backend: n.backend, TLS: n.tls, Devices: n.devices, Memory: n.memory, Log: log}
 	for _, p := range n.params {
@@ -52,6 +54,9 @@ func (n *nixlFlags) open(cacheDir, listen, advertise string, log *slog.Logger) (
 	}
 	if err := t.Err(); err != nil {
 		return nil, usageError{fmt.Errorf("--transport nixl: %w", err)}
+	}
+	if err := t.Probe(context.Background()); err != nil {
+		return nil, fmt.Errorf("--transport nixl: %w", err)
 	}
 	return t, nil
 }

@@ -1,6 +1,10 @@
 package nixl
 
-import "testing"
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
 
 func TestLastWords(t *testing.T) {
 	for text, want := range map[string]string{
@@ -23,5 +27,14 @@ func TestLastWords(t *testing.T) {
 	}
 	if len(l.buf) > tailMax {
 		t.Errorf("%d bytes are kept", len(l.buf))
+	}
+}
+
+// TestHelperByHand: a helper that no worker has started says so, and fails.
+func TestHelperByHand(t *testing.T) {
+	cfg := testConfig()
+	out, err := exec.Command(cfg.Helper[0], cfg.Helper[1:]...).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "own use") {
+		t.Errorf("%v, output %q; want a failure that says why", err, out)
 	}
 }

@@ -183,6 +183,33 @@ func TestNoLibrary(t *testing.T) {
 	}
 }
 
+// TestProbe: what sessions would be refused for is found without one, and nothing is left of the helper.
+func TestProbe(t *testing.T) {
+	needLibrary(t)
+	if err := New(testConfig()).Probe(t.Context()); err != nil {
+		t.Errorf("probe of what works: %v", err)
+	}
+	bad := filepath.Join(t.TempDir(), "libnixl_capi.so")
+	if err := os.WriteFile(bad, []byte("this is no library"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change func(*Config)
+		want   string
+	}{
+		"no library": {func(c *Config) { c.Library = bad }, bad},
+		"no backend": {func(c *Config) { c.Backend = "NOPE" }, "backend NOPE"},
+		"transports": {func(c *Config) { c.TLS = "nonsense" }, "backend UCX"},
+		"no number":  {func(c *Config) { c.Memory = "VRAM:x" }, "VRAM:x"},
+	} {
+		cfg := testConfig()
+		c.change(&cfg)
+		if err := New(cfg).Probe(t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want an error that names %q", name, err, c.want)
+		}
+	}
+}
+
 // TestRevokedWaits: a writer with a piece at its helper is inside until the helper says that it is complete.
 func TestRevokedWaits(t *testing.T) {
 	needLibrary(t)

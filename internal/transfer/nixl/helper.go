@@ -92,7 +92,15 @@ var errWorkerGone = errors.New("the worker is gone")
 
 // run works until the worker goes or the library fails.
 func (h *helper) run() error {
-	if err := unix.SetNonblock(helperFD, true); err != nil {
+	var st unix.Stat_t // of a file that the runtime has there, if nobody gave us a socket
+	err := unix.Fstat(helperFD, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		err = unix.ENOTSOCK
+	}
+	if err == nil {
+		err = unix.SetNonblock(helperFD, true)
+	}
+	if err != nil {
 		return fmt.Errorf("no socket at descriptor %d; this command is for Baton's own use: %w", helperFD, err)
 	}
 	for !h.disconnect {

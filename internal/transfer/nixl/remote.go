@@ -91,6 +91,31 @@ func StartAgent(ctx context.Context, c Config, mem transfer.Memory, on AgentEven
 	return nil, err
 }
 
+// Probe starts a helper as sessions do, over a page of memory, and ends it: what the library, its backend or the
+// configured parameters, devices and memory refuse shows now and not with the first session. Half a second of a processor.
+func (t *Transport) Probe(ctx context.Context) error {
+	if t.err != nil {
+		return t.err
+	}
+	fd, err := unix.MemfdCreate("baton-nixl-probe", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("nixl: probe: create memory: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "probe")
+	defer f.Close()
+	page := make([]byte, os.Getpagesize()) // only its length counts: the helper maps the file
+	if err := f.Truncate(int64(len(page))); err != nil {
+		return fmt.Errorf("nixl: probe: create memory: %w", err)
+	}
+	a, err := StartAgent(ctx, t.cfg, transfer.Memory{Bytes: page, FD: fd}, AgentEvents{})
+	if err != nil {
+		return err
+	}
+	a.Kill(transfer.ErrClosed)
+	a.Wait()
+	return nil
+}
+
 // handleAgent takes what the helper says.
 func handleAgent(k kind, body []byte, ready chan<- readyInfo, on AgentEvents) error {
 	switch k {

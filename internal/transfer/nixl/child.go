@@ -87,6 +87,7 @@ func (h *child) start(c *Config, j startJob, files []*os.File) error {
 	h.cmd.Env = append(os.Environ(), c.env()...)
 	h.cmd.ExtraFiles = append([]*os.File{theirs}, files...)
 	h.cmd.Stderr = &h.tail
+	h.cmd.WaitDelay = time.Second // what the library may have started can hold standard error open for longer
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	h.wg.Go(h.parent)
 	err = <-h.started

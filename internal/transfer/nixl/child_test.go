@@ -1,8 +1,12 @@
 package nixl
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -36,5 +40,31 @@ func TestHelperByHand(t *testing.T) {
 	out, err := exec.Command(cfg.Helper[0], cfg.Helper[1:]...).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "own use") {
 		t.Errorf("%v, output %q; want a failure that says why", err, out)
+	}
+}
+
+// TestHelperLeavesAProcess: the end of a helper is its own, not that of what it has started.
+func TestHelperLeavesAProcess(t *testing.T) {
+	needLibrary(t)
+	cfg, file := testConfig(), filepath.Join(t.TempDir(), "pid")
+	cfg.Helper = append([]string{"sh", "-c", `sleep 600 3>&- & echo $! >"$0"; exec "$@"`, file}, cfg.Helper...)
+	t.Cleanup(func() {
+		if b, err := os.ReadFile(file); err == nil {
+			if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	})
+	done := make(chan error, 1)
+	go func() { done <- New(cfg).Probe(t.Context()) }()
+	if err := recv(t, done, "end of a helper whose child lives"); err != nil {
+		t.Error(err)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err != nil || syscall.Kill(pid, 0) != nil {
+		t.Errorf("its child, %q, does not live: %v", b, err)
 	}
 }

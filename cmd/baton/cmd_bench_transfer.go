@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,12 +41,13 @@ func newBenchTransfer() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context(), cmd.OutOrStdout()) },
 	}
 	f := c.Flags()
-	f.StringSliceVar(&b.transports, "transports", []string{"tcp", "shm", "memcpy"}, "what to measure, in turn: tcp, shm, nixl, nixl-tcp (UCX_TLS=tcp), memcpy (one thread in one process)")
+	f.StringSliceVar(&b.transports, "transports", []string{"tcp", "shm", "memcpy"}, "what to measure, side by side: tcp, shm, nixl, nixl-tcp (UCX_TLS=tcp), memcpy (one thread in one process)")
 	f.IntSliceVar(&b.work.Blocks, "blocks", []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}, "block sizes in bytes")
 	f.IntVar(&b.work.Rooms, "rooms", 1, "rooms at a time")
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
 	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size (0: none)")
-	f.IntVar(&b.sizeMiB, "size-mib", 256, "bytes a round, in MiB")
+	f.IntVar(&b.sizeMiB, "size-mib", 256, "bytes a round, in MiB; each transport and peer has memory of twice that")
+	f.DurationVar(&b.work.Patience, "patience", 30*time.Second, "how long all in all to wait for two cores that share no cache at the moment, and to repeat rounds (machines of two cores)")
 	f.Var(&b.work.Huge, "huge-pages", "memory of both processes: advise, hugetlb (reserve them before: vm.nr_hugepages) or off")
 	f.StringVar(&b.json, "json", "", "also write the rows to this file")
 	f.StringVar(&b.svg, "svg", "", "also draw the rows into this file")
@@ -70,23 +72,9 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 	if b.fair {
 		return b.runFair(ctx, out)
 	}
-	var rows []kvbench.Row
-	for _, name := range b.transports {
-		r, err := b.measure(ctx, name)
-		rows = append(rows, r...)
-		if err != nil {
-			return err
-		}
-	}
-	var peersErr error
-	if b.peers {
-		log := io.Discard
-		if b.verbose {
-			log = os.Stderr
-		}
-		var got []kvbench.Row
-		got, peersErr = kvbench.Peers(ctx, b.python, b.work, log)
-		rows = append(rows, got...)
+	rows, failed := b.measure(ctx)
+	if len(rows) == 0 && failed != nil {
+		return failed
 	}
 	if err := kvbench.Table(out, rows); err != nil {
 		return err
@@ -105,7 +93,7 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 			return fmt.Errorf("bench transfer: %s, blocks of %d bytes: bytes at the target are wrong", r.Transport, r.BlockBytes)
 		}
 	}
-	return peersErr
+	return failed
 }
 
 // ratios compares tcp with the peers' tcp, and each of ours with whatever a peer has; shm with memcpy.
@@ -142,14 +130,15 @@ func (b *transferBench) runFair(ctx context.Context, out io.Writer) error {
 		if name == "memcpy" {
 			continue
 		}
-		err := b.withTarget(ctx, name, func(tr transfer.Transport, in io.Writer, answers io.Reader) error {
-			row, err := kvbench.Fair(ctx, tr, name, b.work, in, answers)
-			rows = append(rows, row)
-			return err
-		})
+		t, err := b.startTarget(ctx, name)
 		if err != nil {
 			return err
 		}
+		row, err := kvbench.Fair(ctx, t.tr, name, b.work, t.in, t.answers)
+		if err := errors.Join(err, t.end()); err != nil {
+			return err
+		}
+		rows = append(rows, row)
 	}
 	if err := kvbench.FairTable(out, rows); err != nil {
 		return err
@@ -157,48 +146,96 @@ func (b *transferBench) runFair(ctx context.Context, out io.Writer) error {
 	return toFile(b.json, func(w io.Writer) error { return kvbench.JSON(w, rows) })
 }
 
-// measure runs one transport.
-func (b *transferBench) measure(ctx context.Context, name string) (rows []kvbench.Row, err error) {
+// measure runs all transports and peers side by side. There may be rows beside an error.
+func (b *transferBench) measure(ctx context.Context) (rows []kvbench.Row, err error) {
+	var systems []kvbench.System
+	defer func() {
+		for _, s := range systems {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	for _, name := range b.transports {
+		s, err := b.start(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		systems = append(systems, s)
+	}
+	var missing error
+	if b.peers {
+		log := io.Discard
+		if b.verbose {
+			log = os.Stderr
+		}
+		var more []kvbench.System
+		more, missing = kvbench.Peers(ctx, b.python, b.work, log)
+		systems = append(systems, more...)
+	}
+	rows, err = kvbench.Run(ctx, systems, b.work)
+	return rows, errors.Join(missing, err)
+}
+
+// start makes a transport or memcpy ready to be measured.
+func (b *transferBench) start(ctx context.Context, name string) (kvbench.System, error) {
 	if name == "memcpy" {
 		return kvbench.Memcpy(b.work)
 	}
-	err = b.withTarget(ctx, name, func(tr transfer.Transport, in io.Writer, answers io.Reader) (err error) {
-		rows, err = kvbench.Measure(ctx, tr, name, b.work, in, answers)
-		return err
-	})
-	return rows, err
+	t, err := b.startTarget(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	s, err := kvbench.Open(ctx, t.tr, name, b.work, t.in, t.answers)
+	if err != nil {
+		return nil, errors.Join(err, t.end())
+	}
+	return sourceAndTarget{s, t}, nil
 }
 
-// withTarget runs f with a target process of its own, which ends with its input.
-func (b *transferBench) withTarget(ctx context.Context, name string, f func(transfer.Transport, io.Writer, io.Reader) error) error {
+// sourceAndTarget ends the target process with the source.
+type sourceAndTarget struct {
+	*kvbench.Source
+	target *benchTarget
+}
+
+func (s sourceAndTarget) Close() error { return errors.Join(s.Source.Close(), s.target.end()) }
+
+// benchTarget is a target process and this process's transport of the same kind.
+type benchTarget struct {
+	tr      transfer.Transport
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	answers io.Reader
+}
+
+func (b *transferBench) startTarget(ctx context.Context, name string) (*benchTarget, error) {
 	tr, err := benchTransport(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, "bench", "transfer-target", "--transport", name, "--size", strconv.Itoa(b.work.Size),
+	t := &benchTarget{tr: tr}
+	t.cmd = exec.CommandContext(ctx, self, "bench", "transfer-target", "--transport", name, "--size", strconv.Itoa(b.work.Size),
 		"--huge-pages", b.work.Huge.String())
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return err
+	t.cmd.Stderr = os.Stderr
+	if t.in, err = t.cmd.StdinPipe(); err != nil {
+		return nil, err
 	}
-	answers, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
+	if t.answers, err = t.cmd.StdoutPipe(); err != nil {
+		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return err
+	return t, t.cmd.Start()
+}
+
+// end ends the process with its input and waits for it.
+func (t *benchTarget) end() error {
+	_ = t.in.Close()
+	if err := t.cmd.Wait(); err != nil {
+		return fmt.Errorf("bench transfer: target process: %w", err)
 	}
-	err = f(tr, in, answers)
-	_ = in.Close()
-	if werr := cmd.Wait(); err == nil && werr != nil {
-		err = fmt.Errorf("bench transfer: target process: %w", werr)
-	}
-	return err
+	return nil
 }
 
 // newBenchTransferTarget is the other process; `bench transfer` starts it.

@@ -1,5 +1,5 @@
 // Package kvbench measures transports: the source in this process, the target in
-// another one, over the same interface the workers use.
+// another one, over the same interface the workers use; and other systems on the same work.
 //
 // # The work
 //
@@ -12,6 +12,13 @@
 //
 // The latency is that of one block with a notification, one after the other: from before
 // Post to the Sink's Landed in the other process, on the clock both share (CLOCK_MONOTONIC).
+//
+// # Side by side
+//
+// All systems of a run are there at once, each with its processes and memory, and take turns round by round
+// ([Run]): what a shared machine does for a second or two meets all of them, and a median sees past it. A host may
+// also move a virtual machine's two cores away from each other, after which a cache line takes four times as long
+// from one to the other and everything that uses both is half as fast. Rounds of such moments are repeated.
 package kvbench
 
 import (
@@ -38,6 +45,11 @@ type Row struct {
 	CPUPerGB float64 `json:"cpu_s_per_gb"`
 	Rooms    int     `json:"rooms"`
 	Rounds   int     `json:"rounds"`
+	// Repeated is how many rounds were done again because the two cores were apart.
+	Repeated int `json:"repeated"`
+	// CoreNS is the longest way of a cache line from core to core, in nanoseconds, before or after a
+	// round that counts; 0: not measured.
+	CoreNS float64 `json:"core_to_core_ns"`
 }
 
 // now is CLOCK_MONOTONIC in nanoseconds, the same in every process of the machine.

@@ -31,20 +31,16 @@ const (
 // write for each pass over its memory, so that nothing but the transport itself can share.
 func Fair(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) (FairRow, error) {
 	row := FairRow{Transport: name}
-	s, err := open(ctx, tr, name, w, in, out)
+	s, err := Open(ctx, tr, name, w, in, out)
 	if err != nil {
 		return row, err
 	}
-	defer s.close()
+	defer func() { _ = s.Close() }()
 	const rooms = 2
-	if _, err := s.ask(question{Op: "grant", Rooms: rooms, Block: fairBlock}); err != nil {
-		return row, err
+	if err := s.grant(rooms, fairBlock); err != nil {
+		return row, fmt.Errorf("kvbench: %w", err)
 	}
-	to := places(len(s.bytes)/fairBlock, rooms)
-	per := len(to) / rooms
-	if per == 0 {
-		return row, fmt.Errorf("kvbench: %d bytes are too few", w.Size)
-	}
+	to, per := s.to, len(s.to)/rooms
 	fill(s.bytes, 1, 0) // pages that are not there yet are no part of what is measured
 	alone, err := s.singles(ctx, 1000, 1, fairBlock, to[per:])
 	if err != nil {

@@ -29,7 +29,14 @@ func measure(t *testing.T, to, from transfer.Transport, w Work) ([]Row, error) {
 		_ = say.Close()
 		ended <- err
 	}()
-	rows, err := Measure(t.Context(), from, to.Kind(), w, ask, answers)
+	s, err := Open(t.Context(), from, to.Kind(), w, ask, answers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := Run(t.Context(), []System{s}, w)
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
 	_ = ask.Close()
 	if terr := <-ended; terr != nil {
 		t.Errorf("target: %v", terr)
@@ -104,7 +111,17 @@ func TestFair(t *testing.T) {
 }
 
 func TestMemcpy(t *testing.T) {
-	rows, err := Memcpy(Work{Blocks: []int{4096, 65536}, Rooms: 1, Rounds: 1, Size: 1 << 20})
+	w := Work{Blocks: []int{4096, 65536}, Rooms: 1, Rounds: 1, Size: 1 << 20}
+	m, err := Memcpy(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	rows, err := Run(t.Context(), []System{m}, w)
 	if err != nil || len(rows) != 2 || !rows[0].Verified || rows[0].GBPerS <= 0 {
 		t.Error(rows, err)
 	}

@@ -1,52 +1,61 @@
 package kvbench
 
 import (
-	"slices"
+	"context"
+	"errors"
+
+	"github.com/baton-pd/baton/internal/kv"
 )
 
-// Memcpy is what one thread of this process can do: the same blocks copied between two
-// mappings of its own, the yardstick of shm.
-func Memcpy(w Work) ([]Row, error) {
-	var maps [2][]byte
-	for i := range maps {
+// memcpy is what one thread of this process can do: the same blocks copied between two mappings of its own, the
+// yardstick of shm.
+type memcpy struct {
+	rooms    int
+	pools    []*kv.Pool
+	src, dst []byte
+}
+
+// Memcpy maps its memory, w.Size bytes twice.
+func Memcpy(w Work) (System, error) {
+	m := &memcpy{rooms: w.Rooms}
+	for range 2 {
 		pool, err := w.pool("bench memcpy")
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, m.Close())
 		}
-		defer func() { _ = pool.Close() }()
-		maps[i], _ = pool.Memory()
+		m.pools = append(m.pools, pool)
 	}
-	src, dst := maps[0], maps[1]
-	var rows []Row
-	for _, block := range w.Blocks {
-		to := places(len(src)/block, w.Rooms)
-		row := Row{Transport: "memcpy", BlockBytes: block, Rooms: w.Rooms, Rounds: w.Rounds, Verified: true}
-		var rates []float64
-		var used, gb float64
-		for round := range w.Rounds + 1 {
-			seed := uint64(round+1)*1_000_003 + uint64(block)
-			for i := range to {
-				fill(src[i*block:(i+1)*block], seed, i)
-			}
-			own, began := cpu(), now()
-			for i, at := range to {
-				copy(dst[at*block:(at+1)*block], src[i*block:(i+1)*block])
-			}
-			took := float64(now()-began) / 1e9
-			own = cpu() - own
-			for i, at := range to {
-				if wrong(dst[at*block:(at+1)*block], seed, i) {
-					row.Verified = false
-				}
-			}
-			if round > 0 {
-				size := float64(len(to)) * float64(block) / 1e9
-				rates, used, gb = append(rates, size/took), used+own, gb+size
-			}
+	m.src, _ = m.pools[0].Memory()
+	m.dst, _ = m.pools[1].Memory()
+	return m, nil
+}
+
+func (m *memcpy) Name() string { return "memcpy" }
+
+func (m *memcpy) Round(_ context.Context, block int, seed uint64) (Round, error) {
+	to := places(len(m.src)/block, m.rooms)
+	for i := range to {
+		fill(m.src[i*block:(i+1)*block], seed, i)
+	}
+	own, began := cpu(), now()
+	for i, at := range to {
+		copy(m.dst[at*block:(at+1)*block], m.src[i*block:(i+1)*block])
+	}
+	r := Round{Rooms: m.rooms, Bytes: int64(len(to)) * int64(block), Seconds: float64(now()-began) / 1e9, CPU: cpu() - own, Verified: true}
+	for i, at := range to {
+		if wrong(m.dst[at*block:(at+1)*block], seed, i) {
+			r.Verified = false
 		}
-		slices.Sort(rates)
-		row.GBPerS, row.MinGBPS, row.MaxGBPS, row.CPUPerGB = rates[len(rates)/2], rates[0], rates[len(rates)-1], used/gb
-		rows = append(rows, row)
 	}
-	return rows, nil
+	return r, nil
+}
+
+func (m *memcpy) Singles(context.Context, int, int) ([]int64, error) { return nil, nil }
+
+func (m *memcpy) Close() error {
+	var err error
+	for _, p := range m.pools {
+		err = errors.Join(err, p.Close())
+	}
+	return err
 }

@@ -11,118 +11,137 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
+	"syscall"
 )
 
 //go:embed peers/*.py
 var scripts embed.FS
 
-// peer is another system's own API on the same work, run by Python.
-type peer struct {
+var peers = []struct {
 	script string
 	env    []string
-}
-
-var peers = []peer{
+}{
 	{"nixl_peer.py", []string{"UCX_TLS=tcp", "NIXL_POLL=spin"}},
 	{"nixl_peer.py", []string{"UCX_TLS=tcp", "NIXL_POLL=sleep"}},
 	{"nixl_peer.py", []string{"NIXL_POLL=spin"}}, // UCX chooses: on one machine cma
 	{"mooncake_peer.py", nil},
 }
 
-// Peers runs NIXL's and Mooncake's Python APIs, which must be installed for the interpreter
-// python (packages nixl-cu12, mooncake-transfer-engine-non-cuda and numpy), and returns their rows. What
-// they say besides goes to log. One that fails is an error; the others run all the same.
-func Peers(ctx context.Context, python string, w Work, log io.Writer) ([]Row, error) {
+// peer is another system's own API, run by Python: a process that is told what to do on its input, one JSON object a
+// line, and answers so; what else it prints goes to log. Its target is a child of it, in the same process group.
+type peer struct {
+	name  string
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	enc   *json.Encoder
+	lines *bufio.Scanner
+	log   io.Writer
+}
+
+type order struct {
+	Op    string `json:"op"` // "round", "singles"
+	Block int    `json:"block"`
+	Seed  uint64 `json:"seed,omitempty"`
+	N     int    `json:"n,omitempty"`
+}
+
+// Peers starts NIXL's and Mooncake's Python APIs, which must be installed for the interpreter python (packages
+// nixl-cu12, mooncake-transfer-engine-non-cuda and numpy). Those that do not start are in the error; the others
+// are returned all the same.
+func Peers(ctx context.Context, python string, w Work, log io.Writer) ([]System, error) {
 	dir, err := os.MkdirTemp("", "baton-peers-")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer func() { _ = os.RemoveAll(dir) }() // each has read its scripts when it says its name
 	if err := os.CopyFS(dir, scripts); err != nil {
 		return nil, err
 	}
-	blocks := make([]string, len(w.Blocks))
-	for i, b := range w.Blocks {
-		blocks[i] = strconv.Itoa(b)
-	}
-	var rows []Row
+	var all []System
 	var failed error
 	for _, p := range peers {
-		cmd := exec.CommandContext(ctx, python, filepath.Join(dir, "peers", p.script), "--blocks", strings.Join(blocks, ","),
-			"--size", strconv.Itoa(w.Size), "--rounds", strconv.Itoa(w.Rounds), "--latencies", strconv.Itoa(w.Latencies))
+		cmd := exec.CommandContext(ctx, python, filepath.Join(dir, "peers", p.script), fmt.Sprint(w.Size))
 		cmd.Env = append(os.Environ(), p.env...)
-		cmd.Stderr = log
-		got, err := peerRows(cmd, log)
-		rows = append(rows, got...)
+		s, err := startPeer(cmd, log)
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("kvbench: peer %s %v: %w", p.script, p.env, err))
+			continue
 		}
+		all = append(all, s)
 	}
-	return rows, failed
+	return all, failed
 }
 
-// peerRows runs cmd and takes the JSON lines out of what it prints.
-func peerRows(cmd *exec.Cmd, log io.Writer) ([]Row, error) {
+// startPeer starts cmd and waits for its name.
+func startPeer(cmd *exec.Cmd, log io.Writer) (*peer, error) {
+	p := &peer{cmd: cmd, log: log}
+	cmd.Stderr = log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	var err error
+	if p.in, err = cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
+	p.enc, p.lines = json.NewEncoder(p.in), bufio.NewScanner(out)
+	p.lines.Buffer(nil, 64<<20)
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	var rows []Row
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		var r Row
-		if !strings.HasPrefix(lines.Text(), "{") || json.Unmarshal(lines.Bytes(), &r) != nil {
-			fmt.Fprintln(log, lines.Text())
-			continue
-		}
-		rows = append(rows, r)
+	var hello struct {
+		Name string `json:"name"`
 	}
-	return rows, errors.Join(lines.Err(), cmd.Wait())
+	if err := p.read(&hello); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	p.name = hello.Name
+	return p, nil
 }
 
-// Ratio compares one transport with the best of the others at one block size.
-type Ratio struct {
-	Transport  string
-	BlockBytes int
-	// Rate is its GB/s over the best GB/s of a rival; Latency its p50 over the best p50 of a
-	// rival that has a notification. 0: nothing to compare with.
-	Rate, Latency float64
-	// Rivals that were best.
-	RateRival, LatencyRival string
+// read fills v from the next JSON object.
+func (p *peer) read(v any) error {
+	for p.lines.Scan() {
+		if strings.HasPrefix(p.lines.Text(), "{") {
+			return json.Unmarshal(p.lines.Bytes(), v)
+		}
+		fmt.Fprintln(p.log, p.lines.Text())
+	}
+	return errors.Join(errors.New("the peer's process ended; --verbose shows what it says"), p.lines.Err())
 }
 
-// Ratios compares transport ours with the rivals that match.
-func Ratios(rows []Row, ours string, rival func(string) bool) []Ratio {
-	var out []Ratio
-	for _, r := range rows {
-		if r.Transport != ours {
-			continue
-		}
-		x := Ratio{Transport: ours, BlockBytes: r.BlockBytes}
-		var rate, p50 float64
-		for _, o := range rows {
-			if o.BlockBytes != r.BlockBytes || !rival(o.Transport) {
-				continue
-			}
-			if o.GBPerS > rate {
-				rate, x.RateRival = o.GBPerS, o.Transport
-			}
-			if o.P50US > 0 && (p50 == 0 || o.P50US < p50) {
-				p50, x.LatencyRival = o.P50US, o.Transport
-			}
-		}
-		if rate > 0 {
-			x.Rate = r.GBPerS / rate
-		}
-		if p50 > 0 {
-			x.Latency = r.P50US / p50
-		}
-		out = append(out, x)
+func (p *peer) Name() string { return p.name }
+
+func (p *peer) Round(_ context.Context, block int, seed uint64) (Round, error) {
+	var r Round
+	if err := p.enc.Encode(order{Op: "round", Block: block, Seed: seed}); err != nil {
+		return r, err
 	}
-	return out
+	err := p.read(&r)
+	return r, err
+}
+
+func (p *peer) Singles(_ context.Context, block, n int) ([]int64, error) {
+	var a struct {
+		NS []int64 `json:"ns"`
+	}
+	if err := p.enc.Encode(order{Op: "singles", Block: block, N: n}); err != nil {
+		return nil, err
+	}
+	err := p.read(&a)
+	return a.NS, err
+}
+
+// Close ends the process with its input, and what it may have left of its group.
+func (p *peer) Close() error {
+	_ = p.in.Close()
+	for p.lines.Scan() {
+		fmt.Fprintln(p.log, p.lines.Text())
+	}
+	err := p.cmd.Wait()
+	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	return err
 }

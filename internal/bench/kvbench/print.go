@@ -15,7 +15,17 @@ func Table(w io.Writer, rows []Row) error {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%.2f\t%.2f\t%.2f\t%.1f\t%.1f\t%.2f\t%v\t\n",
 			r.Transport, bytesText(r.BlockBytes), r.Rooms, r.GBPerS, r.MinGBPS, r.MaxGBPS, r.P50US, r.P99US, r.CPUPerGB, r.Verified)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	repeated, longest := 0, 0.0
+	for _, r := range rows {
+		repeated, longest = repeated+r.Repeated, max(longest, r.CoreNS)
+	}
+	if longest > 0 {
+		fmt.Fprintf(w, "a cache line took at most %.0f ns from one core to the other; %d rounds in which it took over %d ns were repeated\n", longest, repeated, apartNS)
+	}
+	return nil
 }
 
 func bytesText(n int) string {

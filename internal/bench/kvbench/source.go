@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"time"
 
 	"github.com/baton-pd/baton/internal/kv"
 	"github.com/baton-pd/baton/internal/room"
@@ -26,6 +26,9 @@ type Work struct {
 	Huge kv.HugePages
 	// Latencies is how many single blocks are timed for each size; 0: none.
 	Latencies int
+	// Patience bounds the time that a run waits for two cores that are apart to come together, and repeats rounds
+	// during which they parted. Where the process may use another number of cores it is not used.
+	Patience time.Duration
 }
 
 // limits of one write, so that several are under way and no transport's own are met.
@@ -35,33 +38,17 @@ const (
 	writesUnderWay   = 4 // in each room
 )
 
-// source drives one target process.
-type source struct {
-	peer  transfer.Peer
-	pool  *kv.Pool
-	bytes []byte
-	enc   *json.Encoder
-	lines *bufio.Scanner
-	name  string
-}
-
-// Measure dials the target process behind in and out (see [ServeTarget]) and measures w.
-// A row whose bytes were wrong is returned with Verified false, and no error.
-func Measure(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) ([]Row, error) {
-	s, err := open(ctx, tr, name, w, in, out)
-	if err != nil {
-		return nil, err
-	}
-	defer s.close()
-	var rows []Row
-	for _, b := range w.Blocks {
-		row, err := s.block(ctx, w, b)
-		if err != nil {
-			return rows, fmt.Errorf("kvbench: %s, blocks of %d bytes: %w", name, b, err)
-		}
-		rows = append(rows, row)
-	}
-	return rows, nil
+// Source is a transport's own side of a measurement; it drives one target process. It is a [System].
+type Source struct {
+	peer    transfer.Peer
+	pool    *kv.Pool
+	bytes   []byte
+	enc     *json.Encoder
+	lines   *bufio.Scanner
+	name    string
+	rooms   int
+	granted int   // block size that the target's grants are for; 0: none
+	to      []int // places of granted's blocks
 }
 
 // pool maps w.Size bytes, rounded down to pages of 4 KiB.
@@ -70,13 +57,13 @@ func (w *Work) pool(name string) (*kv.Pool, error) {
 	return kv.Open(kv.Config{Name: name, PageBytes: page, Pages: w.Size / page, Huge: w.Huge})
 }
 
-// open maps the source's memory and dials the target behind in and out.
-func open(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) (*source, error) {
+// Open maps the source's memory, w.Size bytes, and dials the target process behind in and out (see [ServeTarget]).
+func Open(ctx context.Context, tr transfer.Transport, name string, w Work, in io.Writer, out io.Reader) (*Source, error) {
 	pool, err := w.pool("bench source")
 	if err != nil {
 		return nil, err
 	}
-	s := &source{pool: pool, name: name, enc: json.NewEncoder(in), lines: bufio.NewScanner(out)}
+	s := &Source{pool: pool, name: name, rooms: w.Rooms, enc: json.NewEncoder(in), lines: bufio.NewScanner(out)}
 	s.bytes, _ = pool.Memory()
 	for i := 0; i < len(s.bytes); i += 4096 {
 		s.bytes[i] = 0xff // every page is there before the first write, as at the target
@@ -95,12 +82,15 @@ func open(ctx context.Context, tr transfer.Transport, name string, w Work, in io
 	return s, nil
 }
 
-func (s *source) close() {
-	_ = s.peer.Close() // before the memory goes
-	_ = s.pool.Close()
+// Name implements [System].
+func (s *Source) Name() string { return s.name }
+
+// Close implements [System].
+func (s *Source) Close() error {
+	return errors.Join(s.peer.Close(), s.pool.Close()) // the memory goes last
 }
 
-func (s *source) read() (answer, error) {
+func (s *Source) read() (answer, error) {
 	if !s.lines.Scan() {
 		return answer{}, errors.Join(errors.New("kvbench: the target process ended; its output says why"), s.lines.Err())
 	}
@@ -114,61 +104,55 @@ func (s *source) read() (answer, error) {
 	return a, nil
 }
 
-func (s *source) ask(q question) (answer, error) {
+func (s *Source) ask(q question) (answer, error) {
 	if err := s.enc.Encode(q); err != nil {
 		return answer{}, err
 	}
 	return s.read()
 }
 
-// block measures one block size.
-func (s *source) block(ctx context.Context, w Work, block int) (Row, error) {
-	row := Row{Transport: s.name, BlockBytes: block, Rooms: w.Rooms, Rounds: w.Rounds, Verified: true}
-	to := places(len(s.bytes)/block, w.Rooms)
-	n := len(to)
-	if n == 0 {
-		return row, fmt.Errorf("%d rooms do not fit into %d bytes", w.Rooms, len(s.bytes))
+// grant has the target grant the rooms their parts for blocks of this size, and works out where they go.
+func (s *Source) grant(rooms, block int) error {
+	if s.granted == block {
+		return nil
 	}
-	if _, err := s.ask(question{Op: "grant", Rooms: w.Rooms, Block: block}); err != nil {
-		return row, err
+	s.granted = 0
+	if s.to = places(len(s.bytes)/block, rooms); len(s.to) == 0 {
+		return fmt.Errorf("%d rooms do not fit into %d bytes", rooms, len(s.bytes))
 	}
-	var rates []float64
-	var cpuSum, gb float64
-	for round := range w.Rounds + 1 { // the first warms up
-		seed := uint64(round+1)*1_000_003 + uint64(block)
-		for i := range n {
-			fill(s.bytes[i*block:(i+1)*block], seed, i)
-		}
-		before, err := s.ask(question{Op: "cpu"})
-		if err != nil {
-			return row, err
-		}
-		own, began := cpu(), now()
-		if err := s.write(ctx, w.Rooms, block, to); err != nil {
-			return row, err
-		}
-		took := float64(now()-began) / 1e9
-		own = cpu() - own
-		after, err := s.ask(question{Op: "verify", Rooms: w.Rooms, Block: block, Seed: seed})
-		if err != nil {
-			return row, err
-		}
-		row.Verified = row.Verified && after.Wrong == 0
-		if round == 0 {
-			continue
-		}
-		size := float64(n) * float64(block) / 1e9
-		rates = append(rates, size/took)
-		cpuSum, gb = cpuSum+own+after.CPU-before.CPU, gb+size
+	if _, err := s.ask(question{Op: "grant", Rooms: rooms, Block: block}); err != nil {
+		return err
 	}
-	slices.Sort(rates)
-	row.GBPerS, row.MinGBPS, row.MaxGBPS = rates[len(rates)/2], rates[0], rates[len(rates)-1]
-	row.CPUPerGB = cpuSum / gb
-	return row, s.latency(ctx, w, block, to, &row)
+	s.granted = block
+	return nil
+}
+
+// Round implements [System].
+func (s *Source) Round(ctx context.Context, block int, seed uint64) (Round, error) {
+	if err := s.grant(s.rooms, block); err != nil {
+		return Round{}, err
+	}
+	for i := range s.to {
+		fill(s.bytes[i*block:(i+1)*block], seed, i)
+	}
+	before, err := s.ask(question{Op: "cpu"})
+	if err != nil {
+		return Round{}, err
+	}
+	own, began := cpu(), now()
+	if err := s.write(ctx, s.rooms, block, s.to); err != nil {
+		return Round{}, err
+	}
+	took := float64(now()-began) / 1e9
+	own = cpu() - own
+	after, err := s.ask(question{Op: "verify", Rooms: s.rooms, Block: block, Seed: seed})
+	return Round{
+		Rooms: s.rooms, Bytes: int64(len(s.to)) * int64(block), Seconds: took, CPU: own + after.CPU - before.CPU, Verified: after.Wrong == 0,
+	}, err
 }
 
 // write writes every block once, the rooms side by side.
-func (s *source) write(ctx context.Context, rooms, block int, to []int) error {
+func (s *Source) write(ctx context.Context, rooms, block int, to []int) error {
 	per := len(to) / rooms
 	each := max(1, min(maxWriteSegments, maxWriteBytes/block))
 	next := make([]int, rooms) // blocks posted of each room
@@ -220,27 +204,17 @@ type posted struct {
 	err  error
 }
 
-// latency times single blocks, one after the other.
-func (s *source) latency(ctx context.Context, w Work, block int, to []int, row *Row) error {
-	if w.Latencies == 0 {
-		return nil
+// Singles implements [System]; the blocks are those of the first room.
+func (s *Source) Singles(ctx context.Context, block, n int) ([]int64, error) {
+	if err := s.grant(s.rooms, block); err != nil || n == 0 {
+		return nil, err
 	}
-	got, err := s.singles(ctx, w.Latencies, 0, block, to[:len(to)/w.Rooms])
-	if err != nil {
-		return err
-	}
-	row.P50US, row.P99US = quantile(got, 0.5), quantile(got, 0.99)
-	return nil
-}
-
-// quantile of sorted nanoseconds, in microseconds.
-func quantile(sorted []int64, q float64) float64 {
-	return float64(sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]) / 1e3
+	return s.singles(ctx, n, 0, block, s.to[:len(s.to)/s.rooms])
 }
 
 // singles writes n single blocks of a room, each when the one before it is done, and
 // returns their one-way times, sorted.
-func (s *source) singles(ctx context.Context, n, rm, block int, to []int) ([]int64, error) {
+func (s *Source) singles(ctx context.Context, n, rm, block int, to []int) ([]int64, error) {
 	if _, err := s.ask(question{Op: "latency"}); err != nil { // forget older ones
 		return nil, err
 	}

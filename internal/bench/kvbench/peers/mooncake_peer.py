@@ -22,14 +22,9 @@ def target(pipe, size):
     if e.register_memory(addr, size) != 0:
         raise RuntimeError("mooncake: register_memory failed")
     pipe.send(("127.0.0.1:%d" % e.get_rpc_port(), addr))
+    pattern = common.Pattern(size)
     while True:
-        q = pipe.recv()
-        if q[0] == "cpu":
-            pipe.send(common.cpu())
-        elif q[0] == "verify":
-            pipe.send(common.intact(mem, q[1], q[2]))
-        else:
-            return
+        common.answer(pipe.recv(), pipe, mem, pattern)
 
 
 class Source:
@@ -59,15 +54,4 @@ class Source:
 
 
 if __name__ == "__main__":
-    o = common.options()
-    p, pipe = common.pair(target, o.size)
-    s = Source(pipe, o.size)
-
-    def ask(q):
-        pipe.send(q)
-        return pipe.recv()
-
-    common.run("mooncake tcp", o, s, ask)
-    pipe.send(("end",))
-    p.join(10)
-    os._exit(0)
+    common.serve("mooncake tcp", target, Source, int(sys.argv[1]))

@@ -27,6 +27,7 @@ def relax():
 def target(pipe, size):
     a = agent("target")
     mem, addr = common.memory(size)
+    pattern = common.Pattern(size)
     a.register_memory([(addr, size, 0, "")], "DRAM")
     pipe.send((a.get_agent_metadata(), addr))
     times, turns = [], 0
@@ -40,11 +41,7 @@ def target(pipe, size):
             relax()
             continue
         q = pipe.recv()
-        if q[0] == "cpu":
-            pipe.send(common.cpu())
-        elif q[0] == "verify":
-            pipe.send(common.intact(mem, q[1], q[2]))
-        elif q[0] == "time":
+        if q[0] == "time":
             end = time.monotonic() + 10
             while not times and time.monotonic() < end:
                 for notes in a.get_new_notifs().values():
@@ -53,7 +50,7 @@ def target(pipe, size):
                             times.append(time.monotonic() - struct.unpack("d", n)[0])
             pipe.send(times.pop(0))
         else:
-            return
+            common.answer(q, pipe, mem, pattern)
 
 
 class Source:
@@ -102,15 +99,4 @@ class Source:
 
 
 if __name__ == "__main__":
-    o = common.options()
-    p, pipe = common.pair(target, o.size)
-    s = Source(pipe, o.size)
-
-    def ask(q):
-        pipe.send(q)
-        return pipe.recv()
-
-    common.run("nixl " + os.environ.get("UCX_TLS", "default") + (" spin" if SPIN else " sleep"), o, s, ask)
-    pipe.send(("end",))
-    p.join(10)
-    os._exit(0)  # the library's own threads may not end
+    common.serve("nixl " + os.environ.get("UCX_TLS", "default") + (" spin" if SPIN else " sleep"), target, Source, int(sys.argv[1]))

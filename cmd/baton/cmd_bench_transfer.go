@@ -47,7 +47,7 @@ func newBenchTransfer() *cobra.Command {
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
 	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size (0: none)")
 	f.IntVar(&b.sizeMiB, "size-mib", 256, "bytes a round, in MiB; each transport and peer has memory of twice that")
-	f.DurationVar(&b.work.Patience, "patience", 30*time.Second, "how long all in all to wait for two cores that share no cache at the moment, and to repeat rounds (machines of two cores)")
+	f.DurationVar(&b.work.Patience, "patience", 30*time.Second, "how long all in all to wait for two cores that share no cache at the moment, and to repeat rounds, on machines of two cores (0: neither)")
 	f.Var(&b.work.Huge, "huge-pages", "memory of both processes: advise, hugetlb (reserve them before: vm.nr_hugepages) or off")
 	f.StringVar(&b.json, "json", "", "also write the rows to this file")
 	f.StringVar(&b.svg, "svg", "", "also draw the rows into this file")

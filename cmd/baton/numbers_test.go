@@ -16,7 +16,7 @@ import (
 // zeros are the flags that take 0 although it is not their default, negatives those that take less. What they mean is in their help.
 var (
 	zeros = []string{
-		"baton bench router --warmup", "baton bench transfer --latencies", "baton chaos --faults", "baton chat --temperature",
+		"baton bench router --warmup", "baton bench transfer --latencies", "baton bench transfer --patience", "baton chaos --faults", "baton chat --temperature",
 		"baton decode --shutdown-grace", "baton demo --shutdown-grace", "baton prefill --shutdown-grace", "baton up --shutdown-grace", "baton router --shutdown-grace",
 		"baton router --client-stall-timeout", "baton router --max-queue",
 		"baton decode --otlp-ratio", "baton demo --otlp-ratio", "baton prefill --otlp-ratio", "baton up --otlp-ratio", "baton router --otlp-ratio",

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -75,8 +76,8 @@ func Peers(ctx context.Context, python string, w Work, log io.Writer) ([]System,
 
 // startPeer starts cmd and waits for its name.
 func startPeer(cmd *exec.Cmd, log io.Writer) (*peer, error) {
-	p := &peer{cmd: cmd, log: log}
-	cmd.Stderr = log
+	p := &peer{cmd: cmd, log: &lockedWriter{w: log}}
+	cmd.Stderr = p.log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	var err error
@@ -100,6 +101,18 @@ func startPeer(cmd *exec.Cmd, log io.Writer) (*peer, error) {
 	}
 	p.name = hello.Name
 	return p, nil
+}
+
+// lockedWriter takes what a peer says on its two outputs.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(b)
 }
 
 // read fills v from the next JSON object.

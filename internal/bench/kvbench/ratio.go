@@ -11,7 +11,7 @@ type Ratio struct {
 	RateRival, LatencyRival string
 }
 
-// Ratios compares transport ours with the rivals that match.
+// Ratios compares transport ours with the rivals that match, at the block sizes which a rival has too.
 func Ratios(rows []Row, ours string, rival func(string) bool) []Ratio {
 	var out []Ratio
 	for _, r := range rows {
@@ -37,7 +37,9 @@ func Ratios(rows []Row, ours string, rival func(string) bool) []Ratio {
 		if p50 > 0 {
 			x.Latency = r.P50US / p50
 		}
-		out = append(out, x)
+		if rate > 0 || p50 > 0 {
+			out = append(out, x)
+		}
 	}
 	return out
 }

@@ -25,9 +25,13 @@ const (
 	// maxStore bounds one store under a grant's lock in bytes, and so the time that
 	// Revoke waits: well below a millisecond.
 	maxStore = 1 << 20
-	// lowBytes of payload, if as many are to come, wake the reader, and not each packet: to read
-	// little at a time, and to be in the sender's way at the socket's lock, costs a fifth of the rate.
-	lowBytes = 256 << 10
+	// Where many bytes are to come, a part of them wakes the reader, not each packet: to read little at a time, and to
+	// be in the sender's way at the socket's lock, costs a fifth of the rate. The part is a quarter of what is
+	// left of the write, within these bounds: then the copying begins early, and little is left to copy behind the last byte.
+	leastWake, mostWake = 64 << 10, 1 << 20
+	// localWindow is how many bytes may be on their way from a source on the same machine. There the kernel lets them grow to 32 MiB,
+	// though a few suffice to keep both ends busy; what does not fit into the processor's cache is written and read at the pace of memory.
+	localWindow = 3 << 20
 	// owedBytes of payload bring the answers on their way although more bytes are there, since the
 	// source may have a bounded number of writes under way.
 	owedBytes = 256 << 10
@@ -92,6 +96,8 @@ func newConn(t *target, tcp *net.TCPConn) (*conn, error) {
 	var more []option
 	if n := t.tr.cfg.ReceiveBuffer; n > 0 {
 		more = append(more, option{unix.SOL_SOCKET, unix.SO_RCVBUF, n})
+	} else if sameHost(tcp) {
+		more = append(more, option{unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, localWindow})
 	}
 	if err := tune(tcp, t.tr.cfg.UserTimeout, more...); err != nil {
 		return nil, err

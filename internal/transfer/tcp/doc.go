@@ -14,7 +14,7 @@
 // each frame and store while there are short writes.
 //
 // Readers look for bytes for up to 100 or 200 µs before they sleep, where bytes have followed each other that closely
-// ([lookout]), and are woken for 256 KiB at a time where as many are to come.
+// ([lookout]), and are woken for a quarter of what is left of a long write, 64 KiB to 1 MiB.
 //
 // # Fencing
 //

@@ -103,6 +103,13 @@ func tune(c *net.TCPConn, userTimeout time.Duration, more ...option) error {
 	return opt
 }
 
+// sameHost reports whether both ends of c are on this machine.
+func sameHost(c *net.TCPConn) bool {
+	here, ok1 := c.LocalAddr().(*net.TCPAddr)
+	there, ok2 := c.RemoteAddr().(*net.TCPAddr)
+	return ok1 && ok2 && (there.IP.IsLoopback() || here.IP.Equal(there.IP))
+}
+
 // abort closes c at once; bytes not yet sent are thrown away.
 func abort(c *net.TCPConn) {
 	_ = c.SetLinger(0)

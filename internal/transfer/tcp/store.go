@@ -1,6 +1,10 @@
 package tcp
 
-import "github.com/baton-pd/baton/internal/transfer"
+import (
+	"math/bits"
+
+	"github.com/baton-pd/baton/internal/transfer"
+)
 
 // storeBuffered copies what is in the buffer to its place, at most n bytes. 0 if the grant
 // is revoked.
@@ -53,11 +57,7 @@ func (c *conn) storeDirect(w *inWrite, n uint64) (uint64, error) {
 		}
 		c.iov = addVec(c.iov, tail)
 	}
-	low := 1
-	if n >= smallRead {
-		low = int(min(n, lowBytes))
-	}
-	if err := c.read(&w.grant.Own, low); err != nil {
+	if err := c.read(&w.grant.Own, wakeAt(n, w.left)); err != nil {
 		return 0, err
 	}
 	if c.fenced {
@@ -68,6 +68,16 @@ func (c *conn) storeDirect(w *inWrite, n uint64) (uint64, error) {
 	c.w = c.n - int(got)
 	w.skip(got)
 	return got, nil
+}
+
+// wakeAt is how many bytes wake the reader that waits for n of the left bytes of a write; never more than n, as behind
+// them another write's may come, or none.
+func wakeAt(n, left uint64) int {
+	if n < smallRead {
+		return 1
+	}
+	quarter := uint64(1) << max(bits.Len64(left/4)-1, 0) // powers of two: fewer settings of the socket
+	return int(min(n, max(leastWake, min(quarter, mostWake))))
 }
 
 // place is the memory at w's cursor, at most n bytes, never empty. The table was checked

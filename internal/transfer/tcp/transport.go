@@ -38,7 +38,7 @@ type Config struct {
 	FrameBytes int
 	// ReceiveBuffer is how many bytes the target's kernel may hold of a connection, at least 64 KiB. It
 	// bounds the rate, to ReceiveBuffer a round trip, and what a write longer than 256 KiB finds before it. The
-	// kernel's rmem_max caps it. Default 0: the kernel finds it.
+	// kernel's rmem_max caps it. Default 0: the kernel finds it, up to 3 MiB from a source on the same machine.
 	ReceiveBuffer int
 }
 

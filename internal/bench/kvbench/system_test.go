@@ -31,7 +31,9 @@ func (s *scripted) Round(_ context.Context, block int, seed uint64) (Round, erro
 	return Round{Rooms: 1, Bytes: 1e9, Seconds: 0.5, CPU: 0.25, Verified: !s.bad}, nil
 }
 
-func (s *scripted) Singles(_ context.Context, _, n int) ([]int64, error) { return make([]int64, n), nil }
+func (s *scripted) Singles(_ context.Context, _, n int) ([]int64, error) {
+	return make([]int64, n), nil
+}
 
 func (s *scripted) Close() error { return nil }
 
@@ -71,7 +73,7 @@ func TestRoundsOfPartedCoresAreRepeated(t *testing.T) {
 		s := &scripted{name: "a", order: &order}
 		script := []float64{40, 40, 170, 170, 30, 30} // before, after, at the third round parted twice
 		c := &cores{patience: time.Second, distance: func() (float64, bool) {
-			time.Sleep(time.Millisecond) // of the bubble's clock
+			<-time.After(time.Millisecond) // of the bubble's clock
 			d := script[0]
 			script = script[1:]
 			return d, true
@@ -89,7 +91,7 @@ func TestRoundsOfPartedCoresAreRepeated(t *testing.T) {
 		if len(order) != 3 || r.repeated != 1 || len(r.rates) != 2 || r.coreNS != 40 {
 			t.Errorf("%d rounds, %+v", len(order), r)
 		}
-		c.distance = func() (float64, bool) { time.Sleep(time.Millisecond); return 170, true }
+		c.distance = func() (float64, bool) { <-time.After(time.Millisecond); return 170, true }
 		if err := r.round(t.Context(), s, Work{Rounds: 2}, 4096, 2, &seed, c); err != nil || c.patience > 0 {
 			t.Errorf("%v, patience left %v", err, c.patience)
 		}

@@ -96,12 +96,12 @@ func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 	return failed
 }
 
-// ratios compares tcp with the peers' tcp, and each of ours with whatever a peer has; shm with memcpy.
+// ratios compares tcp with the peers' tcp, and shm with whatever NIXL has, and with memcpy.
 func (b *transferBench) ratios(out io.Writer, rows []kvbench.Row) error {
 	var all []kvbench.Ratio
 	if b.peers {
 		all = append(all, kvbench.Ratios(rows, "tcp", func(n string) bool { return strings.Contains(n, " tcp") })...)
-		all = append(all, kvbench.Ratios(rows, "shm", func(n string) bool { return strings.HasPrefix(n, "nixl") })...)
+		all = append(all, kvbench.Ratios(rows, "shm", func(n string) bool { return strings.HasPrefix(n, "nixl ") })...)
 	}
 	all = append(all, kvbench.Ratios(rows, "shm", func(n string) bool { return n == "memcpy" })...)
 	if len(all) == 0 {

@@ -30,10 +30,13 @@ func coreDistance() (float64, bool) {
 		v atomic.Int64
 		_ [64]byte
 	}
-	done := make(chan struct{})
+	// Both are on their cores before one of them looks for the other: a thread that spins does not let another one begin on its core.
+	there, met, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		defer pin(ids[1], &allowed)()
+		close(there)
+		<-met
 		for i := range int64(distanceBatches * distanceTurns) {
 			for line.v.Load() != 2*i+1 {
 			}
@@ -41,6 +44,8 @@ func coreDistance() (float64, bool) {
 		}
 	}()
 	defer pin(ids[0], &allowed)()
+	<-there
+	close(met)
 	least := int64(1) << 62
 	for b := range int64(distanceBatches) {
 		began := now()

@@ -6,6 +6,8 @@ import (
 	"encoding/xml"
 	"io"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -160,6 +162,60 @@ func TestSVG(t *testing.T) {
 	}
 }
 
+// TestLinesAreToldApart: no two of many lines look alike, and their names stand apart and above the axis.
+func TestLinesAreToldApart(t *testing.T) {
+	var rows []Row
+	for i := range 12 {
+		rows = append(rows, Row{Transport: string(rune('a' + i)), BlockBytes: 4096, GBPerS: 1, MinGBPS: 1, MaxGBPS: 10},
+			Row{Transport: string(rune('a' + i)), BlockBytes: 8192, GBPerS: 0.1, MinGBPS: 0.1, MaxGBPS: 0.1})
+	}
+	var b bytes.Buffer
+	if err := SVG(&b, rows); err != nil {
+		t.Fatal(err)
+	}
+	looks := map[string]bool{}
+	var at []float64
+	for _, m := range regexp.MustCompile(`fill="none" (stroke="[^"]+" stroke-width="2"[^/]*)/><text x="[0-9.]+" y="([0-9.]+)"`).FindAllStringSubmatch(b.String(), -1) {
+		looks[m[1]] = true
+		y, err := strconv.ParseFloat(m[2], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = append(at, y)
+	}
+	slices.Sort(at)
+	if len(looks) != 12 || len(at) != 12 {
+		t.Fatalf("%d different lines and %d names, want 12", len(looks), len(at))
+	}
+	for i := 1; i < len(at); i++ {
+		if at[i]-at[i-1] < 13 {
+			t.Errorf("names at %v and %v", at[i-1], at[i])
+		}
+	}
+	if at[11] > plotH-bottom {
+		t.Errorf("the lowest name at %v is below the axis at %d", at[11], plotH-bottom)
+	}
+}
+
+// named is a transport that is told of the pool, as nixl is.
+type named struct {
+	transfer.Transport
+	bytes, page int
+}
+
+func (n *named) UsePool(m transfer.Memory, page int) { n.bytes, n.page = len(m.Bytes), page }
+
+// TestPoolIsNamed: a transport that can send from registered memory without a copy is told of it, as in workers.
+func TestPoolIsNamed(t *testing.T) {
+	tr := &named{Transport: mem.New(mem.NewRegistry())}
+	if _, err := measure(t, tr, tr, Work{Blocks: []int{4096}, Rooms: 1, Rounds: 1, Size: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	if tr.bytes != 1<<20 || tr.page != 4096 {
+		t.Errorf("told of %d bytes in pages of %d", tr.bytes, tr.page)
+	}
+}
+
 func TestPlacesArePermutedWithinTheirRoom(t *testing.T) {
 	const n, rooms = 103, 4
 	to := places(n, rooms)
@@ -193,6 +249,9 @@ func TestRatios(t *testing.T) {
 	want := Ratio{"tcp", 4096, 2, 0.25, "nixl tcp sleep", "nixl tcp spin"}
 	if len(got) != 1 || got[0] != want {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := Ratios(rows[:1], "tcp", func(n string) bool { return n != "tcp" }); len(got) != 0 {
+		t.Errorf("%+v without a rival", got)
 	}
 	var text bytes.Buffer
 	if err := RatioTable(&text, []Ratio{want, {"shm", 4096, 0.5, 0, "memcpy", ""}}); err != nil {

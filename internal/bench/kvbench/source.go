@@ -70,6 +70,10 @@ func Open(ctx context.Context, tr transfer.Transport, name string, w Work, in io
 	}
 	s.lines.Buffer(nil, 64<<20)
 	first, err := s.read()
+	if u, ok := tr.(interface{ UsePool(transfer.Memory, int) }); ok { // as workers do; otherwise each byte is copied once more
+		b, fd := pool.Memory()
+		u.UsePool(transfer.Memory{Bytes: b, FD: fd}, pool.PageBytes())
+	}
 	if err == nil {
 		if s.peer, err = tr.Dial(ctx, first.Descriptor, benchSession); err != nil {
 			err = fmt.Errorf("kvbench: dial %s: %w", name, err)

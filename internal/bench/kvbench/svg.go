@@ -1,6 +1,7 @@
 package kvbench
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"io"
@@ -15,7 +16,8 @@ const (
 	left, right, top, bottom = 60, 150, 44, 48
 )
 
-var colours = []string{"#1668c7", "#c4461a", "#2c8a3d", "#8a3fc0", "#9a7b00", "#00808a", "#c02c6d"}
+// colours of lines, as many as baton bench transfer --peers has; further lines are dashed.
+var colours = []string{"#1668c7", "#c4461a", "#2c8a3d", "#8a3fc0", "#9a7b00", "#00808a", "#c02c6d", "#555555", "#e08a00"}
 
 // SVG draws GB/s over block size, a line a transport, as a self-contained picture.
 func SVG(w io.Writer, rows []Row) error {
@@ -56,26 +58,49 @@ func SVG(w io.Writer, rows []Row) error {
 	for _, t := range slices.Compact(ticks) {
 		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle" fill="#555">%s</text>`+"\n", x(t), plotH-bottom+20, bytesText(t))
 	}
-	ends := make([]float64, 0, len(names)) // where labels stand, so that none covers another
+	last := make([]float64, len(names)) // where the lines end
+	for k, name := range names {
+		slices.SortFunc(lines[name], func(a, b Row) int { return a.BlockBytes - b.BlockBytes })
+		last[k] = y(lines[name][len(lines[name])-1].GBPerS)
+	}
+	labels := spread(last, 14, top, plotH-bottom-6)
 	for k, name := range names {
 		c, ls := colours[k%len(colours)], lines[name]
-		slices.SortFunc(ls, func(a, b Row) int { return a.BlockBytes - b.BlockBytes })
+		dash := ""
+		if k >= len(colours) {
+			dash = ` stroke-dasharray="5 3"`
+		}
 		var path strings.Builder
 		for i, r := range ls {
 			fmt.Fprintf(&path, "%c%.1f %.1f", "ML"[min(i, 1)], x(r.BlockBytes), y(r.GBPerS))
 			fmt.Fprintf(&b, `<path d="M%.1f %.1fV%.1f" stroke="%s" stroke-opacity=".4"/><circle cx="%.1[1]f" cy="%.1[5]f" r="3" fill="%[4]s"/>`+"\n",
 				x(r.BlockBytes), y(r.MinGBPS), y(r.MaxGBPS), c, y(r.GBPerS))
 		}
-		last := ls[len(ls)-1]
-		at := y(last.GBPerS) + 4
-		for slices.ContainsFunc(ends, func(e float64) bool { return math.Abs(e-at) < 14 }) {
-			at += 14
-		}
-		ends = append(ends, at)
-		fmt.Fprintf(&b, `<path d="%s" fill="none" stroke="%s" stroke-width="2"/><text x="%.1f" y="%.1f" fill="%s">%s</text>`+"\n",
-			path.String(), c, x(last.BlockBytes)+10, at, c, html.EscapeString(name))
+		fmt.Fprintf(&b, `<path d="%s" fill="none" stroke="%s" stroke-width="2"%s/><text x="%.1f" y="%.1f" fill="%s">%s</text>`+"\n",
+			path.String(), c, dash, x(ls[len(ls)-1].BlockBytes)+10, labels[k]+4, c, html.EscapeString(name))
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// spread moves places apart that are closer than gap, keeps their order, and keeps them between lo and hi if they fit.
+func spread(at []float64, gap, lo, hi float64) []float64 {
+	order := make([]int, len(at))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(at[a], at[b]) })
+	out := slices.Clone(at)
+	below := lo - gap
+	for _, i := range order {
+		out[i] = max(out[i], below+gap)
+		below = out[i]
+	}
+	above := hi + gap
+	for _, i := range slices.Backward(order) {
+		out[i] = min(out[i], above-gap)
+		above = out[i]
+	}
+	return out
 }

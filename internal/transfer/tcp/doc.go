@@ -13,7 +13,7 @@
 // ([line]; at most [maxLines] of a Transport, the others are like quick ones), and let the kernel run other threads after
 // each frame and store while there are short writes.
 //
-// Readers look for bytes for up to 100 or 200 µs before they sleep, where bytes have followed each other that closely
+// Readers look for bytes for up to 100 µs, of a long write up to 500 µs, before they sleep, where bytes have followed each other that closely
 // ([lookout]), and are woken for a quarter of what is left of a long write, 64 KiB to 1 MiB.
 //
 // # Fencing

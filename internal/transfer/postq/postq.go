@@ -14,6 +14,10 @@
 // gets it from [Queue.PostNow] while nothing else is to be sent, and so saves a small
 // write the way to another goroutine; it gives the item back, or on with [Queue.Hand].
 //
+// With Config.Beside a poster also gets its small write while an item of another grant is out. The two are
+// then at work at once, so a small write does not wait for the thread that has a long one, wherever the
+// kernel has left that.
+//
 // # Order
 //
 // Writes of one grant go out in the order they were posted, one after the other.
@@ -37,6 +41,8 @@ type Config struct {
 	Open int
 	// Segments is how many segments a write may have.
 	Segments int
+	// Beside lets small writes out beside the one item that has the turn.
+	Beside bool
 }
 
 const (
@@ -64,6 +70,7 @@ type Item struct {
 
 	// Under Queue.mu.
 	busy     bool  // out: between Next or PostNow and Return or Refuse
+	beside   bool  // out without the turn
 	sent     bool  // wholly handed out
 	answered bool  // Settle came while busy or unsent; err is its verdict
 	err      error // meaningful if answered
@@ -90,6 +97,7 @@ type Queue struct {
 	lanes  map[transfer.GrantID]*lane
 	ring   []*lane // lanes with something to send, in turn; the busy one is not in it
 	out    bool    // an item is out; its holder has the sender's turn
+	beside int     // items that are out without the turn
 	handed *Item   // out, and on its way from a poster to the sender
 	ahead  int     // small pieces that went before a waiting long write, in a row
 	flight map[uint64]*Item
@@ -117,7 +125,8 @@ func (q *Queue) Post(w transfer.Write) error {
 }
 
 // PostNow is Post. If w has at most most bytes and nothing else is to be sent, it also hands
-// w's item to the caller, who then has the sender's turn and soon calls Return, Refuse or Hand.
+// w's item to the caller, who then has the sender's turn and soon calls Return, Refuse or Hand. With Config.Beside it
+// does so without the turn, if somebody has that and no other write of w's grant is to be sent; the caller must not Hand it.
 func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 	if len(w.Segments) > q.cfg.Segments || len(w.Notify) > transfer.MaxNotify {
 		return nil, transfer.ErrTooLarge
@@ -142,14 +151,21 @@ func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 		l = q.newLane(w.Grant)
 		q.lanes[w.Grant] = l
 	}
-	if len(l.items) == 0 { // else it is in the ring, or its first item is out
+	first := len(l.items) == 0
+	if first { // else it is in the ring, or its first item is out
 		q.ring = append(q.ring, l)
 	}
 	l.items = append(l.items, it)
 	l.count++
-	if total <= most && most > 0 && !q.out && len(q.ring) == 1 {
-		if now := q.take(); now != nil {
-			return now, nil // it: a lane that is not out and not empty is in the ring
+	if total <= most && most > 0 && q.open < q.cfg.Open {
+		switch {
+		case !q.out && len(q.ring) == 1: // w's: a lane that is not out and not empty is in the ring
+			q.out, q.ahead = true, 0
+			return q.take(0), nil
+		case q.out && first && q.cfg.Beside:
+			q.beside++
+			it.beside = true
+			return q.take(len(q.ring) - 1), nil
 		}
 	}
 	q.rouse()
@@ -182,10 +198,15 @@ func (q *Queue) Next() (*Item, bool) {
 		}
 		if !q.out {
 			if q.err != nil {
-				return nil, false
-			}
-			if it := q.take(); it != nil {
-				return it, true
+				if q.beside == 0 {
+					return nil, false
+				}
+			} else if at, long := q.choose(); at >= 0 {
+				if q.ahead++; long || at == 0 {
+					q.ahead = 0
+				}
+				q.out = true
+				return q.take(at), true
 			}
 		}
 		q.wake.Wait()
@@ -201,12 +222,8 @@ func (q *Queue) Hand(it *Item) {
 	q.mu.Unlock()
 }
 
-// take removes the lane whose turn it is from the ring and puts its item out.
-func (q *Queue) take() *Item {
-	at, long := q.choose()
-	if at < 0 {
-		return nil
-	}
+// take removes lane at from the ring and puts its item out.
+func (q *Queue) take(at int) *Item {
 	l := q.ring[at]
 	it := l.items[l.head]
 	if it.Seq == 0 {
@@ -215,13 +232,10 @@ func (q *Queue) take() *Item {
 		q.open++
 		q.flight[it.Seq] = it
 	}
-	if q.ahead++; long || at == 0 {
-		q.ahead = 0
-	}
 	copy(q.ring[at:], q.ring[at+1:])
 	q.ring[len(q.ring)-1] = nil
 	q.ring = q.ring[:len(q.ring)-1]
-	it.busy, q.out = true, true
+	it.busy = true
 	return it
 }
 
@@ -252,7 +266,14 @@ func (q *Queue) choose() (at int, long bool) {
 func (q *Queue) Waits() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.count > 0 && !q.out && len(q.ring) == 0
+	return q.count > 0 && !q.out && q.beside == 0 && len(q.ring) == 0
+}
+
+// Alone reports whether nothing but the item that is out, and what is posted behind it under its grant, has bytes to send.
+func (q *Queue) Alone() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.ring) == 0
 }
 
 // Answered is the destination's verdict on an item it has refused before the sender
@@ -270,7 +291,7 @@ func (q *Queue) Answered(it *Item) error {
 // for Settle. From here on the sender must not touch the item or its segments.
 func (q *Queue) Return(it *Item, sent bool) error {
 	q.mu.Lock()
-	it.busy, q.out = false, false
+	q.back(it)
 	l := q.lanes[it.Grant]
 	if !sent {
 		early := it.answered && it.err == nil
@@ -299,12 +320,23 @@ func (q *Queue) Return(it *Item, sent bool) error {
 // Refuse settles an item that is out with err; nothing more of it is sent.
 func (q *Queue) Refuse(it *Item, err error) {
 	q.mu.Lock()
-	it.busy, q.out = false, false
+	q.back(it)
 	q.pop(q.lanes[it.Grant])
 	q.rouse()
 	done := q.settle(it)
 	q.mu.Unlock()
 	done(err)
+}
+
+// back notes that it is not out any more.
+func (q *Queue) back(it *Item) {
+	it.busy = false
+	if it.beside {
+		it.beside = false
+		q.beside--
+	} else {
+		q.out = false
+	}
 }
 
 // Settle ends the item seq with the destination's verdict. False: there is no such

@@ -106,6 +106,28 @@ func TestGrantsTakeTurnsAndKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// TestAlone: what waits under the item's own grant is nobody else's.
+func TestAlone(t *testing.T) {
+	q := New(Config{Limit: 16, Open: 4, Segments: 8})
+	var o outcome
+	post(t, q, o.write(1, "a1", 3))
+	post(t, q, o.write(1, "a2", 3))
+	it := next(t, q)
+	if !q.Alone() {
+		t.Error("a grant's next write counts as somebody else's")
+	}
+	post(t, q, o.write(2, "b1", 2))
+	if q.Alone() {
+		t.Error("another grant's write waits")
+	}
+	it.Sent = it.Total
+	if err := q.Return(it, true); err != nil {
+		t.Fatal(err)
+	}
+	q.Fail(errTest)
+	q.Drain(errTest)
+}
+
 func TestOpenLimitFinishesBegunWritesFirst(t *testing.T) {
 	q := New(Config{Limit: 16, Open: 2, Segments: 8})
 	var o outcome
@@ -411,4 +433,93 @@ func TestHoldsAndWaitsUntilSettled(t *testing.T) {
 	q.Fail(errTest)
 	q.Drain(errTest)
 	is("drained", false, false, false)
+}
+
+// TestSmallWritesGoBeside: with Config.Beside a poster gets its small write while another grant's is out, but not past a write
+// of its own grant, not more than Open of them, and the end of the queue waits for all that are out.
+func TestSmallWritesGoBeside(t *testing.T) {
+	q := New(Config{Limit: 16, Open: 3, Segments: 8, Beside: true})
+	var o outcome
+	now := func(g transfer.GrantID, name string, n int) *Item {
+		t.Helper()
+		it, err := q.PostNow(o.write(g, name, n), 10)
+		if err != nil {
+			t.Fatalf("post %s: %v", name, err)
+		}
+		return it
+	}
+	post(t, q, o.write(1, "long", 100))
+	long := next(t, q)
+	if it := now(1, "behind", 1); it != nil {
+		t.Fatal("a small write overtook its own grant's")
+	}
+	a, b := now(2, "a", 10), now(3, "b", 1)
+	if a == nil || b == nil {
+		t.Fatalf("not beside: %v, %v", a, b)
+	}
+	if it := now(4, "c", 1); it != nil {
+		t.Fatal("four are begun, Open is 3")
+	}
+	if it := now(2, "a2", 1); it != nil {
+		t.Fatal("two of a grant are out")
+	}
+	if err := q.Return(a, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Return(b, false); err != nil { // not wholly sent: it is the sender's
+		t.Fatal(err)
+	}
+	if it := now(5, "big", 11); it != nil {
+		t.Fatal("handed out 11 bytes, limit 10")
+	}
+	q.Fail(transfer.ErrPeerLost)
+	if _, err := q.PostNow(o.write(6, "late", 1), 10); !errors.Is(err, transfer.ErrPeerLost) {
+		t.Fatalf("after the end: %v", err)
+	}
+	if err := q.Return(long, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := q.Next(); ok {
+		t.Fatal("a failed queue goes on")
+	}
+	q.Drain(transfer.ErrPeerLost)
+	for _, n := range []string{"long", "behind", "a", "b", "c", "a2", "big"} {
+		o.want(t, n, transfer.ErrPeerLost)
+	}
+}
+
+// TestEndWaitsForWhatIsBeside: Next says the end when nothing is out, in whatever order.
+func TestEndWaitsForWhatIsBeside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Limit: 16, Open: 3, Segments: 8, Beside: true})
+		var o outcome
+		post(t, q, o.write(1, "long", 100))
+		long := next(t, q)
+		small, err := q.PostNow(o.write(2, "small", 1), 10)
+		if err != nil || small == nil {
+			t.Fatalf("not beside: %v", err)
+		}
+		q.Fail(transfer.ErrPeerLost)
+		_ = q.Return(long, false)
+		ended := make(chan bool, 1)
+		go func() {
+			_, ok := q.Next()
+			ended <- !ok
+		}()
+		synctest.Wait()
+		select {
+		case <-ended:
+			t.Fatal("the end, with an item out")
+		default:
+		}
+		if q.Waits() {
+			t.Error("waits for an answer only, with an item out")
+		}
+		_ = q.Return(small, true)
+		if !<-ended {
+			t.Fatal("a failed queue goes on")
+		}
+		q.Drain(transfer.ErrPeerLost)
+		o.want(t, "small", transfer.ErrPeerLost)
+	})
 }

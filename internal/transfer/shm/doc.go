@@ -33,7 +33,8 @@
 // A completion with its notification goes through a ring in the control area (ring.go). While
 // completions come close together the target looks for the next one for a moment before it sleeps
 // (spinFor), so that it is heard in a microsecond or two; a sleeping target is woken through the socket.
-// A small write is stored by its poster's goroutine, if nothing else is to be sent.
+// A small write is stored by its poster's goroutine if no other of its grant is to be sent, also while another goroutine
+// is inside a slice of a long one: so it does not wait for that, nor for a core that the kernel has taken from it.
 //
 // # When a session is fenced
 //

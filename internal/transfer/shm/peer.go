@@ -7,6 +7,7 @@ import (
 	"net"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -43,7 +44,9 @@ var (
 
 // peer is the source's end. Two goroutines: copyLoop owns the mappings and the segments of
 // queued writes, unmaps, closes the socket and settles everything at the end; receive
-// reads the answers. A poster whose small write is the only one does copyLoop's work for it.
+// reads the answers. A poster whose small write is the first of its grant does copyLoop's work for it, also while
+// copyLoop is inside a slice of another: a thread of a long write that has lost its core delays nobody then. The
+// queue says the end to copyLoop when no poster is at work, so nobody stores into what it unmaps.
 type peer struct {
 	tr *Transport
 	uc *net.UnixConn
@@ -54,22 +57,26 @@ type peer struct {
 	err  error         // set before down is closed; what left-over writes get
 	down chan struct{} // closed by fail
 
-	// Owned by who has the queue's turn: copyLoop or, in Post, a poster.
 	maps   mappings
-	places map[*postq.Item]place // of writes that are begun and not finished
-	budget int                   // bytes of the next slice
-	put    uint64                // completions put into the ring
-	owed   []transfer.GrantID    // left after their revoke; the target waits to hear of it
-	out    []byte
+	shorts atomic.Uint64 // short writes stored
 	raw    syscall.RawConn
 	wake   func(fd uintptr) bool
+
+	// Owned by copyLoop.
+	places map[*postq.Item]place // of writes that are begun and not finished
+	budget int                   // bytes of the next slice
+	out    []byte
+
+	mu   sync.Mutex         // held for moments
+	put  uint64             // completions put into the ring
+	owed []transfer.GrantID // left after their revoke; the target waits to hear of it
 }
 
 func newPeer(tr *Transport, uc *net.UnixConn, maps mappings) *peer {
 	limit := min(tr.cfg.Queue, ringSlots)
 	p := &peer{
 		tr: tr, uc: uc, maps: maps, budget: maxSlice,
-		q:      postq.New(postq.Config{Limit: limit, Open: limit, Segments: maxSegments}),
+		q:      postq.New(postq.Config{Limit: limit, Open: limit, Segments: maxSegments, Beside: true}),
 		down:   make(chan struct{}),
 		places: make(map[*postq.Item]place),
 	}
@@ -88,12 +95,12 @@ func newPeer(tr *Transport, uc *net.UnixConn, maps mappings) *peer {
 // Kind implements [transfer.Peer].
 func (p *peer) Kind() string { return p.tr.Kind() }
 
-// Post implements [transfer.Peer]. A small write is stored at once if nothing is before it.
+// Post implements [transfer.Peer]. A small write is stored at once if no other of its grant is before it.
 func (p *peer) Post(w transfer.Write) error {
 	it, err := p.q.PostNow(w, inlineBytes)
 	if it != nil {
 		old := debug.SetPanicOnFault(true)
-		p.step(it, false)
+		p.storeNow(it, p.short)
 		debug.SetPanicOnFault(old)
 	}
 	return err
@@ -137,18 +144,14 @@ func (p *peer) fail(err error) {
 func (p *peer) copyLoop() {
 	debug.SetPanicOnFault(true) // of this goroutine only; see guarded
 	var courtesy postq.Courtesy
-	shorts := uint64(0)
 	for {
 		it, ok := p.q.Next()
 		if !ok {
 			break
 		}
 		short := it.Total <= inlineBytes // asked before: after the step it is no longer ours
-		p.step(it, true)
-		if short {
-			shorts++
-			courtesy.See(shorts, politeSlices)
-		} else {
+		p.step(it)
+		if courtesy.See(p.shorts.Load(), politeSlices); !short {
 			courtesy.Give()
 		}
 	}
@@ -158,21 +161,33 @@ func (p *peer) copyLoop() {
 	p.q.Drain(p.err)
 }
 
-// step does the next piece of it and gives it back to the queue. Without wait it does not wait for
-// the socket: where it would have to, copyLoop does all of it again, which is safe, as
-// the grant is revoked by then.
-func (p *peer) step(it *postq.Item, wait bool) {
-	verdict, err := p.guarded(it)
-	if len(p.owed) > 0 {
-		if !wait {
-			it.Seg, it.Off, it.Sent = 0, 0, 0
-			p.q.Hand(it)
-			return
-		}
-		err = errors.Join(err, p.report())
+// storeNow does all of a short write for its poster and gives it back to the queue. It does not wait for the socket: if the
+// target is to be told that a writer has left a revoked grant, copyLoop does that, and all of this write again.
+func (p *peer) storeNow(it *postq.Item, short func(*postq.Item) (verdict error)) {
+	verdict, err := p.guarded(it, short)
+	if err != nil || !p.owes() {
+		p.settle(it, verdict, err)
+		return
 	}
+	it.Seg, it.Off, it.Sent = 0, 0, 0
+	if err := p.q.Return(it, false); err != nil {
+		p.fail(fmt.Errorf("shm: %w", err))
+	}
+}
+
+// step does the next piece of it, tells the target what it waits for and gives the item back to the queue.
+func (p *peer) step(it *postq.Item) {
+	verdict, err := p.guarded(it, p.slice)
+	p.settle(it, verdict, errors.Join(err, p.report()))
+}
+
+// settle gives an item back after a piece that ended so.
+func (p *peer) settle(it *postq.Item, verdict, err error) {
 	finished := err == nil && verdict == nil && it.Sent == it.Total
 	if finished {
+		if it.Total <= inlineBytes {
+			p.shorts.Add(1)
+		}
 		err = p.complete(it)
 	}
 	if err != nil {
@@ -188,10 +203,10 @@ func (p *peer) step(it *postq.Item, wait bool) {
 	}
 }
 
-// guarded is slice, with a fault in either mapping or in the caller's memory turned into an
+// guarded is piece, with a fault in either mapping or in the caller's memory turned into an
 // error. The writer then never leaves the grant: only the end of the connection, which
 // follows, frees its pages.
-func (p *peer) guarded(it *postq.Item) (verdict, err error) {
+func (p *peer) guarded(it *postq.Item, piece func(*postq.Item) (verdict error)) (verdict, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			fault, ok := r.(interface{ Addr() uintptr })
@@ -201,30 +216,34 @@ func (p *peer) guarded(it *postq.Item) (verdict, err error) {
 			verdict, err = nil, fmt.Errorf("%w at %#x", errFault, fault.Addr())
 		}
 	}()
-	return p.slice(it)
+	return piece(it), nil
+}
+
+// short stores all of a short write: one slice.
+func (p *peer) short(it *postq.Item) (verdict error) {
+	at, verdict := p.find(it)
+	if verdict != nil {
+		return verdict
+	}
+	p.store(it, inlineBytes)
+	p.leave(at, it.Grant)
+	return nil
 }
 
 // slice does the next piece of it: enter the grant, store up to budget bytes, leave. A verdict
-// ends the write; an error ends the connection.
-func (p *peer) slice(it *postq.Item) (verdict, err error) {
+// ends the write.
+func (p *peer) slice(it *postq.Item) (verdict error) {
 	at, begun := p.places[it]
 	if begun {
 		if !p.maps.ctl.enter(at) {
 			delete(p.places, it)
-			return transfer.ErrGrant, nil
+			return transfer.ErrGrant
 		}
-	} else {
-		var ok bool
-		if at, ok = p.maps.ctl.find(it.Grant, it.Key); !ok {
-			return transfer.ErrGrant, nil
-		}
-		if !p.inside(at, it) {
-			p.leave(at, it.Grant)
-			return transfer.ErrBounds, nil
-		}
+	} else if at, verdict = p.find(it); verdict != nil {
+		return verdict
 	}
 	began := time.Now()
-	p.store(it)
+	p.store(it, p.budget)
 	p.leave(at, it.Grant)
 	p.budget = nextBudget(p.budget, time.Since(began))
 	switch {
@@ -233,7 +252,20 @@ func (p *peer) slice(it *postq.Item) (verdict, err error) {
 	case it.Sent == it.Total && begun:
 		delete(p.places, it)
 	}
-	return nil, nil
+	return nil
+}
+
+// find enters the grant of a write whose segments are all inside it.
+func (p *peer) find(it *postq.Item) (at place, verdict error) {
+	at, ok := p.maps.ctl.find(it.Grant, it.Key)
+	if !ok {
+		return at, transfer.ErrGrant
+	}
+	if !p.inside(at, it) {
+		p.leave(at, it.Grant)
+		return at, transfer.ErrBounds
+	}
+	return at, nil
 }
 
 // inside checks every segment before a byte is stored.
@@ -260,8 +292,7 @@ func nextBudget(budget int, took time.Duration) int {
 
 // store copies the next budget bytes and moves the item's cursor; segments that follow each other on
 // both sides are one copy. The writer is inside.
-func (p *peer) store(it *postq.Item) {
-	budget := p.budget
+func (p *peer) store(it *postq.Item, budget int) {
 	for it.Seg < len(it.Segments) && budget > 0 {
 		s := &it.Segments[it.Seg]
 		at := s.Off + uint64(it.Off)
@@ -289,19 +320,33 @@ func (p *peer) store(it *postq.Item) {
 // leave counts the writer out and notes if the target waits for that.
 func (p *peer) leave(at place, g transfer.GrantID) {
 	if p.maps.ctl.leave(at) {
+		p.mu.Lock()
 		p.owed = append(p.owed, g)
+		p.mu.Unlock()
 	}
+}
+
+// owes reports whether there is something to report.
+func (p *peer) owes() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.owed) > 0
 }
 
 // report tells the target what it waits for; it may wait for the socket.
 func (p *peer) report() error {
+	p.mu.Lock()
 	p.out = p.out[:0]
 	for _, g := range p.owed {
 		m := message{kind: kindLeft, grant: g}
 		p.out = m.append(p.out)
 	}
-	p.maps.ctl.letters().Add(uint64(len(p.owed)))
 	p.owed = p.owed[:0]
+	p.mu.Unlock()
+	if len(p.out) == 0 {
+		return nil
+	}
+	p.maps.ctl.letters().Add(uint64(len(p.out) / messageLen))
 	if _, err := p.uc.Write(p.out); err != nil {
 		return fmt.Errorf("shm: send: %w", err)
 	}
@@ -311,10 +356,13 @@ func (p *peer) report() error {
 // complete tells the target that all of it is stored.
 func (p *peer) complete(it *postq.Item) error {
 	m := message{kind: kindDone, notify: it.Notify != nil, notifyN: len(it.Notify), value: it.Seq, grant: it.Grant}
-	if !p.maps.ctl.put(p.put, &m, it.Notify) {
+	p.mu.Lock()
+	ok := p.maps.ctl.put(p.put, &m, it.Notify)
+	p.put++
+	p.mu.Unlock()
+	if !ok {
 		return errFull
 	}
-	p.put++
 	if p.maps.ctl.sleeper() {
 		if err := p.raw.Write(p.wake); err != nil {
 			return fmt.Errorf("shm: wake: %w", err)

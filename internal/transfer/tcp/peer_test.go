@@ -71,15 +71,16 @@ func nextFrame(t *testing.T, c net.Conn) header {
 // refusal only when it reads the segments no more. The next write is as good as any.
 func TestRefusedWriteIsAbandoned(t *testing.T) {
 	peer, c, _ := fakeTarget(t, Config{FrameBytes: 64 << 10})
+	const frame = lonelyTurns * 64 << 10
 	src := make([]byte, 64<<20)
 	v := post(t, peer, transfer.Write{Grant: 1, Segments: []transfer.Segment{{Src: src}}})
-	if h := nextFrame(t, c); h.kind != kindOpen || h.seq != 1 || h.total != uint64(len(src)) || h.payload != 64<<10 {
+	if h := nextFrame(t, c); h.kind != kindOpen || h.seq != 1 || h.total != uint64(len(src)) || h.payload != frame {
 		t.Fatalf("first frame %+v", h)
 	}
 	if _, err := c.Write(appendAnswer(nil, answer{seq: 1, code: codeGrant})); err != nil {
 		t.Fatal(err)
 	}
-	sent := uint64(64 << 10)
+	sent := uint64(frame)
 	for {
 		h := nextFrame(t, c)
 		sent += h.payload

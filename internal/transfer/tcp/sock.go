@@ -79,6 +79,9 @@ const politeFrames, politeStores = 16, 64
 // pollEvery of politeStores a thread is made to look into Go's poller: about once a millisecond.
 const pollEvery = 16
 
+// lonelyTurns of FrameBytes at once are for a write within this machine that nobody waits behind.
+const lonelyTurns = 4
+
 // option is a socket option.
 type option struct{ level, name, value int }
 

@@ -5,6 +5,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/baton-pd/baton/internal/transfer"
+	"github.com/baton-pd/baton/internal/transfer/postq"
 )
 
 func TestWakeAt(t *testing.T) {
@@ -63,6 +66,42 @@ func TestLocalWindow(t *testing.T) {
 		_ = got.raw.Control(func(fd uintptr) { window, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP) })
 		if err != nil || (window == localWindow) != c.bound {
 			t.Errorf("%+v: the window is bounded to %d, %v", c.cfg, window, err)
+		}
+	}
+}
+
+// TestTurn: a write is in long frames only while nobody waits, and within one machine.
+func TestTurn(t *testing.T) {
+	for _, c := range []struct {
+		frame         int
+		local, shorts bool
+		another       bool
+		want          int
+	}{
+		{1 << 20, true, false, false, 4 << 20},
+		{1 << 20, true, true, false, 1 << 20},
+		{1 << 20, true, false, true, 1 << 20},
+		{1 << 20, false, false, false, 1 << 20},
+		{maxFrame, true, false, false, maxFrame},
+		{maxFrame / 2, true, false, false, maxFrame},
+	} {
+		q := postq.New(postq.Config{Limit: 4, Open: 4, Segments: 1})
+		done := func(error) {}
+		post := func(g transfer.GrantID) {
+			if err := q.Post(transfer.Write{Grant: g, Segments: []transfer.Segment{{Src: make([]byte, 8)}}, Done: done}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		post(1)
+		if _, ok := q.Next(); !ok {
+			t.Fatal("no item")
+		}
+		if c.another {
+			post(2)
+		}
+		s := &stream{p: &peer{tr: New(Config{FrameBytes: c.frame})}, q: q, local: c.local}
+		if got := s.turn(c.shorts); got != c.want {
+			t.Errorf("%+v: %d", c, got)
 		}
 	}
 }

@@ -34,7 +34,7 @@ type Config struct {
 	// Queue is how many writes each of a Peer's connections takes before ErrBusy. Default 1024.
 	Queue int
 	// FrameBytes is how much payload a write sends before it is the next room's
-	// turn, 4 KiB to 16 MiB. Default 1 MiB.
+	// turn, 4 KiB to 16 MiB. Default 1 MiB. Within one machine it is up to four times that while nobody waits.
 	FrameBytes int
 	// ReceiveBuffer is how many bytes the target's kernel may hold of a connection, at least 64 KiB. It
 	// bounds the rate, to ReceiveBuffer a round trip, and what a write longer than 256 KiB finds before it. The

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
+	"github.com/baton-pd/baton/internal/config"
 	"github.com/baton-pd/baton/internal/router"
 	"github.com/baton-pd/baton/internal/router/policy"
 	"github.com/baton-pd/baton/internal/supervise"
@@ -224,7 +225,7 @@ func (r *routerFlags) run(ctx context.Context, g *globals) error {
 		return errors.Join(err, l.Close())
 	}
 	defer cfg.Tracer.Close()
-	defer heapFloor()()
+	defer config.HeapFloor()()
 	rt, err := router.New(cfg)
 	if err != nil {
 		return errors.Join(usageError{err}, l.Close())

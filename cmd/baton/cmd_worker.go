@@ -58,6 +58,7 @@ func (w *workerFlags) run(ctx context.Context, g *globals, role, bootstrap strin
 	}
 	log = log.With("role", role)
 	config.SpareProcs()
+	defer config.HeapFloor()()
 	ctx, stop := supervise.WatchParent(ctx)
 	defer stop()
 

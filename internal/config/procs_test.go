@@ -2,6 +2,7 @@ package config
 
 import (
 	"runtime"
+	"runtime/debug"
 	"testing"
 )
 
@@ -15,5 +16,32 @@ func TestSpareProcs(t *testing.T) {
 	t.Setenv("GOMAXPROCS", "")
 	if SpareProcs(); runtime.GOMAXPROCS(0) != before+spareProcs {
 		t.Errorf("%d, want %d more than %d", runtime.GOMAXPROCS(0), spareProcs, before)
+	}
+}
+
+func TestHeapFloor(t *testing.T) {
+	percent := func() int {
+		now := debug.SetGCPercent(100)
+		debug.SetGCPercent(now)
+		return now
+	}
+	before := percent()
+	t.Setenv("GOGC", "77")
+	done := HeapFloor()
+	if percent() != before {
+		t.Errorf("%d %%, though the environment says how many", percent())
+	}
+	done()
+	t.Setenv("GOGC", "")
+	done = HeapFloor()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	if percent() != heapPercent || m.NextGC < heapFloorBytes/100*(100+heapPercent) {
+		t.Errorf("%d %%, the next collection at %d bytes", percent(), m.NextGC)
+	}
+	done()
+	if percent() != before {
+		t.Errorf("%d %% afterwards, before %d", percent(), before)
 	}
 }

@@ -31,6 +31,7 @@ type transferBench struct {
 	peers      bool
 	python     string
 	verbose    bool
+	starts     int
 }
 
 func newBenchTransfer() *cobra.Command {
@@ -45,6 +46,7 @@ func newBenchTransfer() *cobra.Command {
 	f.IntSliceVar(&b.work.Blocks, "blocks", []int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20}, "block sizes in bytes")
 	f.IntVar(&b.work.Rooms, "rooms", 1, "rooms at a time")
 	f.IntVar(&b.work.Rounds, "rounds", 3, "repetitions; medians are reported")
+	f.IntVar(&b.starts, "starts", 1, "start everything anew this many times, the repetitions spread over them: each time processes get other memory, which is worth some per cent")
 	f.IntVar(&b.work.Latencies, "latencies", 2000, "single blocks timed for each size (0: none)")
 	f.IntVar(&b.sizeMiB, "size-mib", 256, "bytes a round, in MiB; each transport and peer has memory of twice that")
 	f.DurationVar(&b.work.Patience, "patience", 30*time.Second, "how long all in all to wait for two cores that share no cache at the moment, and to repeat rounds, on machines of two cores (0: neither)")
@@ -60,9 +62,13 @@ func newBenchTransfer() *cobra.Command {
 
 func (b *transferBench) run(ctx context.Context, out io.Writer) error {
 	config.SpareProcs() // as the workers do
+	defer config.HeapFloor()()
 	b.work.Size = b.sizeMiB << 20
 	if b.work.Rooms < 1 || b.work.Rounds < 1 || b.sizeMiB < 1 {
 		return usagef("--rooms, --rounds and --size-mib must be at least 1")
+	}
+	if b.starts < 1 || b.starts > b.work.Rounds {
+		return usagef("--starts %d: at least 1, and no more than --rounds (%d)", b.starts, b.work.Rounds)
 	}
 	for _, n := range b.work.Blocks {
 		if n < 1 {
@@ -146,23 +152,28 @@ func (b *transferBench) runFair(ctx context.Context, out io.Writer) error {
 	return toFile(b.json, func(w io.Writer) error { return kvbench.JSON(w, rows) })
 }
 
-// measure runs all transports and peers side by side. There may be rows beside an error.
-func (b *transferBench) measure(ctx context.Context) (rows []kvbench.Row, err error) {
+// measure runs all transports and peers side by side, started b.starts times. There may be rows beside an error.
+func (b *transferBench) measure(ctx context.Context) ([]kvbench.Row, error) {
+	bench := kvbench.NewBench(b.work)
+	var err error
+	for k := range b.starts {
+		rounds := b.work.Rounds*(k+1)/b.starts - b.work.Rounds*k/b.starts
+		err = errors.Join(err, b.sitting(ctx, bench, k, rounds))
+	}
+	return bench.Rows(), err
+}
+
+// sitting starts everything, does rounds and ends everything. Who is started first gets what memory lies scattered, so
+// that is another one each time, and the peers are it every other time.
+func (b *transferBench) sitting(ctx context.Context, bench *kvbench.Bench, number, rounds int) (err error) {
 	var systems []kvbench.System
 	defer func() {
 		for _, s := range systems {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	for _, name := range b.transports {
-		s, err := b.start(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		systems = append(systems, s)
-	}
 	var missing error
-	if b.peers {
+	peers := func() {
 		log := io.Discard
 		if b.verbose {
 			log = os.Stderr
@@ -171,8 +182,20 @@ func (b *transferBench) measure(ctx context.Context) (rows []kvbench.Row, err er
 		more, missing = kvbench.Peers(ctx, b.python, b.work, log)
 		systems = append(systems, more...)
 	}
-	rows, err = kvbench.Run(ctx, systems, b.work)
-	return rows, errors.Join(missing, err)
+	if b.peers && number%2 == 1 {
+		peers()
+	}
+	for i := range b.transports {
+		s, err := b.start(ctx, b.transports[(i+number)%len(b.transports)])
+		if err != nil {
+			return err
+		}
+		systems = append(systems, s)
+	}
+	if b.peers && number%2 == 0 {
+		peers()
+	}
+	return errors.Join(missing, bench.Run(ctx, systems, rounds))
 }
 
 // start makes a transport or memcpy ready to be measured.
@@ -246,6 +269,7 @@ func newBenchTransferTarget() *cobra.Command {
 		Use: "transfer-target", Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config.SpareProcs()
+			defer config.HeapFloor()()
 			tr, err := benchTransport(name)
 			if err != nil {
 				return err

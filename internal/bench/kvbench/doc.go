@@ -16,7 +16,8 @@
 // # Side by side
 //
 // All systems of a run are there at once, each with its processes and memory, and take turns round by round
-// ([Run]): what a shared machine does for a second or two meets all of them, and a median sees past it. A host may
+// ([Bench.Run]): what a shared machine does for a second or two meets all of them, and a median sees past it. What
+// memory a process has got it keeps, so where a few per cent count all are started anew some times. A host may
 // also move a virtual machine's two cores away from each other, after which a cache line takes four times as long
 // from one to the other and everything that uses both is half as fast. Rounds of such moments are repeated.
 package kvbench

@@ -35,7 +35,7 @@ func measure(t *testing.T, to, from transfer.Transport, w Work) ([]Row, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := Run(t.Context(), []System{s}, w)
+	rows, err := run(t, w, s)
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
@@ -123,7 +123,7 @@ func TestMemcpy(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	rows, err := Run(t.Context(), []System{m}, w)
+	rows, err := run(t, w, m)
 	if err != nil || len(rows) != 2 || !rows[0].Verified || rows[0].GBPerS <= 0 {
 		t.Error(rows, err)
 	}

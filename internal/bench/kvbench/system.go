@@ -30,37 +30,67 @@ type Round struct {
 	Verified bool    `json:"verified"`
 }
 
-// Run measures systems side by side: of a block size each system does one round, then each the next, so that what
-// the machine does meanwhile meets all of them. Rounds during which the two cores were apart are repeated, see
-// [Work.Patience]. A system that fails is left out from there on, and the error says so; the rows are of what was
-// measured whole. A row whose bytes were wrong has Verified false.
-func Run(ctx context.Context, systems []System, w Work) ([]Row, error) {
+// Bench collects what systems do side by side: of a block size each system does one round, then each the next, so that
+// what the machine does meanwhile meets all of them. Rounds during which the two cores were apart are repeated, see
+// [Work.Patience]. It is for one goroutine.
+type Bench struct {
+	w       Work
+	cores   cores
+	seed    uint64
+	done    int // rounds of each block size
+	names   []string
+	records map[string][]record // by name and block size
+	out     map[string]bool     // failed
+}
+
+// NewBench of w, whose Rounds are all that will be run.
+func NewBench(w Work) *Bench {
+	return &Bench{w: w, cores: cores{distance: coreDistance, patience: w.Patience}, records: map[string][]record{}, out: map[string]bool{}}
+}
+
+// Run adds rounds of each block size, after one that warms up. Each system has a name of its own; one of the same name as in
+// an earlier Run is the same one, started anew. A system that fails is left out from there on, and the error says so.
+func (b *Bench) Run(ctx context.Context, systems []System, rounds int) error {
+	for _, s := range systems {
+		if b.records[s.Name()] == nil {
+			b.names = append(b.names, s.Name())
+			b.records[s.Name()] = make([]record, len(b.w.Blocks))
+		}
+	}
 	var failed error
-	c := &cores{distance: coreDistance, patience: w.Patience}
-	rows := make([][]Row, len(systems))
-	out := make([]bool, len(systems))
-	seed := uint64(0)
-	for _, block := range w.Blocks {
-		records := make([]record, len(systems))
-		for round := range w.Rounds + 1 { // the first warms up
+	for k, block := range b.w.Blocks {
+		for round := range rounds + 1 {
 			for i := range systems {
-				i = (i + round) % len(systems) // nobody is always first
-				if out[i] {
+				s := systems[(i+round)%len(systems)] // nobody is always first
+				if b.out[s.Name()] {
 					continue
 				}
-				if err := records[i].round(ctx, systems[i], w, block, round, &seed, c); err != nil {
-					failed = errors.Join(failed, fmt.Errorf("kvbench: %s, blocks of %d bytes: %w", systems[i].Name(), block, err))
-					out[i] = true
+				number := 0 // warms up
+				if round > 0 {
+					number = b.done + round
 				}
-			}
-		}
-		for i, s := range systems {
-			if !out[i] {
-				rows[i] = append(rows[i], records[i].row(s.Name(), w, block))
+				if err := b.records[s.Name()][k].round(ctx, s, b.w, block, number, &b.seed, &b.cores); err != nil {
+					failed = errors.Join(failed, fmt.Errorf("kvbench: %s, blocks of %d bytes: %w", s.Name(), block, err))
+					b.out[s.Name()] = true
+				}
 			}
 		}
 	}
-	return slices.Concat(rows...), failed
+	b.done += rounds
+	return failed
+}
+
+// Rows are of what was measured whole. A row whose bytes were wrong has Verified false.
+func (b *Bench) Rows() []Row {
+	var rows []Row
+	for _, name := range b.names {
+		for k, block := range b.w.Blocks {
+			if r := &b.records[name][k]; len(r.rates) == b.done && b.done > 0 {
+				rows = append(rows, r.row(name, block))
+			}
+		}
+	}
+	return rows
 }
 
 // record is what is known of one system and one block size.
@@ -74,7 +104,7 @@ type record struct {
 	coreNS   float64
 }
 
-// round does one round; the first, which warms up, is only verified.
+// round does one round, numbered from 1; number 0, which warms up, is only verified.
 func (r *record) round(ctx context.Context, s System, w Work, block, round int, seed *uint64, c *cores) error {
 	for {
 		before := c.together(ctx)
@@ -104,11 +134,11 @@ func (r *record) round(ctx context.Context, s System, w Work, block, round int, 
 	}
 }
 
-func (r *record) row(name string, w Work, block int) Row {
+func (r *record) row(name string, block int) Row {
 	slices.Sort(r.rates)
 	slices.Sort(r.times)
 	row := Row{
-		Transport: name, BlockBytes: block, Rooms: r.rooms, Rounds: w.Rounds, Verified: !r.wrong,
+		Transport: name, BlockBytes: block, Rooms: r.rooms, Rounds: len(r.rates), Verified: !r.wrong,
 		GBPerS: r.rates[len(r.rates)/2], MinGBPS: r.rates[0], MaxGBPS: r.rates[len(r.rates)-1],
 		CPUPerGB: r.cpu / r.gb, Repeated: r.repeated, CoreNS: r.coreNS,
 	}

@@ -37,10 +37,41 @@ func (s *scripted) Singles(_ context.Context, _, n int) ([]int64, error) {
 
 func (s *scripted) Close() error { return nil }
 
+// run does all rounds of w in one go.
+func run(t *testing.T, w Work, systems ...System) ([]Row, error) {
+	b := NewBench(w)
+	err := b.Run(t.Context(), systems, w.Rounds)
+	return b.Rows(), err
+}
+
+// TestStartedAnew: what systems of a name do in several runs is one row; one that fails or is not there in a later run has none.
+func TestStartedAnew(t *testing.T) {
+	var order []string
+	b := NewBench(Work{Blocks: []int{4096}, Rooms: 1, Rounds: 3, Latencies: 7})
+	for i, systems := range [][]System{
+		{&scripted{name: "a", order: &order}, &scripted{name: "b", order: &order}, &scripted{name: "c", order: &order}},
+		{&scripted{name: "b", order: &order, fail: 2}, &scripted{name: "a", order: &order}},
+	} {
+		if err := b.Run(t.Context(), systems, 2-i); (err != nil) != (i == 1) {
+			t.Errorf("run %d: %v", i, err)
+		}
+	}
+	rows := b.Rows()
+	if len(rows) != 1 || rows[0].Transport != "a" || rows[0].Rounds != 3 || len(b.records["a"][0].rates) != 3 || len(b.records["a"][0].times) != 7 {
+		t.Errorf("%+v, %+v", rows, b.records)
+	}
+	if got := strings.Join(order, ""); got != "abc"+"bca"+"cab"+"ba"+"ab" {
+		t.Errorf("the turns were %s", got)
+	}
+	if NewBench(Work{Blocks: []int{1}}).Rows() != nil {
+		t.Error("rows of nothing")
+	}
+}
+
 func TestRunTakesTurns(t *testing.T) {
 	var order []string
 	a, b, c := &scripted{name: "a", order: &order}, &scripted{name: "b", order: &order, fail: 5}, &scripted{name: "c", order: &order, bad: true}
-	rows, err := Run(t.Context(), []System{a, b, c}, Work{Blocks: []int{4096, 8192}, Rooms: 1, Rounds: 2, Latencies: 5})
+	rows, err := run(t, Work{Blocks: []int{4096, 8192}, Rooms: 1, Rounds: 2, Latencies: 5}, a, b, c)
 	if err == nil || !strings.Contains(err.Error(), "b, blocks of 8192 bytes: it broke") {
 		t.Errorf("the error is %v", err)
 	}

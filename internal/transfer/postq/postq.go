@@ -124,7 +124,7 @@ func (q *Queue) Post(w transfer.Write) error {
 	return err
 }
 
-// PostNow is Post. If w has at most most bytes and nothing else is to be sent, it also hands
+// PostNow is Post. If w has at most most bytes and nothing else is to be sent, nor any write of its grant is out, it also hands
 // w's item to the caller, who then has the sender's turn and soon calls Return, Refuse or Hand. With Config.Beside it
 // does so without the turn, if somebody has that and no other write of w's grant is to be sent; the caller must not Hand it.
 func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
@@ -159,7 +159,7 @@ func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 	l.count++
 	if total <= most && most > 0 && q.open < q.cfg.Open {
 		switch {
-		case !q.out && len(q.ring) == 1: // w's: a lane that is not out and not empty is in the ring
+		case !q.out && first && len(q.ring) == 1: // w's
 			q.out, q.ahead = true, 0
 			return q.take(0), nil
 		case q.out && first && q.cfg.Beside:

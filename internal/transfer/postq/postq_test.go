@@ -523,3 +523,37 @@ func TestEndWaitsForWhatIsBeside(t *testing.T) {
 		o.want(t, "small", transfer.ErrPeerLost)
 	})
 }
+
+// TestPosterGetsOnlyItsOwn: between two pieces of a long write nobody has the turn; a poster whose small write is not the first of
+// its grant then gets nothing, neither the write before it nor another grant's.
+func TestPosterGetsOnlyItsOwn(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		q := New(Config{Limit: 16, Open: 8, Segments: 8, Beside: true})
+		var o outcome
+		post(t, q, o.write(1, "long", 100))
+		long, g := next(t, q), transfer.GrantID(1)
+		var beside *Item
+		if !own {
+			var err error
+			if beside, err = q.PostNow(o.write(2, "first", 1), 10); err != nil || beside == nil {
+				t.Fatalf("not beside: %v", err)
+			}
+			g = 2
+		}
+		if err := q.Return(long, false); err != nil {
+			t.Fatal(err)
+		}
+		if it, err := q.PostNow(o.write(g, "second", 1), 10); err != nil || it != nil {
+			t.Fatalf("own %v: got %+v, %v", own, it, err)
+		}
+		if it := next(t, q); it != long {
+			t.Errorf("own %v: the long write's next piece is not the sender's", own)
+		}
+		if beside != nil {
+			_ = q.Return(beside, true)
+		}
+		_ = q.Return(long, true)
+		q.Fail(errTest)
+		q.Drain(errTest)
+	}
+}

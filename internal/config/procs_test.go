@@ -33,6 +33,13 @@ func TestHeapFloor(t *testing.T) {
 	}
 	done()
 	t.Setenv("GOGC", "")
+	t.Setenv("GOMEMLIMIT", "64MiB")
+	done = HeapFloor()
+	if percent() != before {
+		t.Errorf("%d %%, though the environment limits the memory", percent())
+	}
+	done()
+	t.Setenv("GOMEMLIMIT", "")
 	done = HeapFloor()
 	runtime.GC()
 	var m runtime.MemStats

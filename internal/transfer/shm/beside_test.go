@@ -3,8 +3,10 @@ package shm
 import (
 	"bytes"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/baton-pd/baton/internal/transfer"
 	"github.com/baton-pd/baton/internal/transfer/postq"
@@ -127,5 +129,35 @@ func TestPostersAtTheEndOfAConnection(t *testing.T) {
 		}
 		recv(t, long, "the long write's verdict")
 		none(t, landed, "settled twice")
+	}
+}
+
+// Post does not wait for the copier that waits for a full socket; the wake that it could not send follows.
+func TestPostWhileTheSocketIsTaken(t *testing.T) {
+	p := listen(t, Config{}, 1<<20)
+	p.allow(t, 2, transfer.Span{Off: 0, Len: 64})
+	peer := p.dial(t).(*peer)
+	taken, free, freed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	peer.mu.Lock()
+	peer.reporting = true
+	peer.mu.Unlock()
+	go func() {
+		freed <- peer.raw.Write(func(uintptr) bool { close(taken); <-free; return true })
+	}()
+	recv(t, taken, "the socket")
+	for end := time.Now().Add(patience); peer.maps.ctl.asleep().Load() == 0; runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatal("the target does not sleep")
+		}
+	}
+	posted, v := make(chan error, 1), make(chan error, 1)
+	go func() {
+		posted <- peer.Post(transfer.Write{Grant: 2, Key: testKey, Segments: []transfer.Segment{{Src: make([]byte, 64)}}, Done: func(err error) { v <- err }})
+	}()
+	err := recv(t, posted, "Post")
+	none(t, v, "settled by a target that nobody has woken")
+	close(free)
+	if err := errors.Join(err, recv(t, freed, "the socket"), peer.reported(), recv(t, v, "verdict")); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -67,9 +67,11 @@ type peer struct {
 	budget int                   // bytes of the next slice
 	out    []byte
 
-	mu   sync.Mutex         // held for moments
-	put  uint64             // completions put into the ring
-	owed []transfer.GrantID // left after their revoke; the target waits to hear of it
+	mu        sync.Mutex         // held for moments
+	put       uint64             // completions put into the ring
+	owed      []transfer.GrantID // left after their revoke; the target waits to hear of it
+	reporting bool               // copyLoop writes to the socket, which may be full
+	late      bool               // the target is to be woken after that
 }
 
 func newPeer(tr *Transport, uc *net.UnixConn, maps mappings) *peer {
@@ -342,28 +344,45 @@ func (p *peer) report() error {
 		p.out = m.append(p.out)
 	}
 	p.owed = p.owed[:0]
+	p.reporting = len(p.out) > 0
 	p.mu.Unlock()
 	if len(p.out) == 0 {
 		return nil
 	}
 	p.maps.ctl.letters().Add(uint64(len(p.out) / messageLen))
-	if _, err := p.uc.Write(p.out); err != nil {
+	_, err := p.uc.Write(p.out)
+	if err = errors.Join(err, p.reported()); err != nil {
 		return fmt.Errorf("shm: send: %w", err)
 	}
 	return nil
+}
+
+// reported is the end of a report: wakes were left to it.
+func (p *peer) reported() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reporting = false
+	if !p.late {
+		return nil
+	}
+	p.late = false
+	return p.raw.Write(p.wake)
 }
 
 // complete tells the target that all of it is stored.
 func (p *peer) complete(it *postq.Item) error {
 	m := message{kind: kindDone, notify: it.Notify != nil, notifyN: len(it.Notify), value: it.Seq, grant: it.Grant}
 	p.mu.Lock()
-	ok := p.maps.ctl.put(p.put, &m, it.Notify)
-	p.put++
-	p.mu.Unlock()
-	if !ok {
+	defer p.mu.Unlock()
+	if !p.maps.ctl.put(p.put, &m, it.Notify) {
 		return errFull
 	}
-	if p.maps.ctl.sleeper() {
+	p.put++
+	switch {
+	case !p.maps.ctl.sleeper():
+	case p.reporting: // to write now would be to wait for that
+		p.late = true
+	default:
 		if err := p.raw.Write(p.wake); err != nil {
 			return fmt.Errorf("shm: wake: %w", err)
 		}

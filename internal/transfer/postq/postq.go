@@ -14,7 +14,7 @@
 // gets it from [Queue.PostNow] while nothing else is to be sent, and so saves a small
 // write the way to another goroutine; it gives the item back, or on with [Queue.Hand].
 //
-// With Config.Beside a poster also gets its small write while an item of another grant is out. The two are
+// With Config.Beside a poster also gets its small write while items of other grants are out or wait. They are
 // then at work at once, so a small write does not wait for the thread that has a long one, wherever the
 // kernel has left that.
 //
@@ -41,7 +41,7 @@ type Config struct {
 	Open int
 	// Segments is how many segments a write may have.
 	Segments int
-	// Beside lets small writes out beside the one item that has the turn.
+	// Beside lets small writes out beside the one item that has the turn, or may have it.
 	Beside bool
 }
 
@@ -126,7 +126,7 @@ func (q *Queue) Post(w transfer.Write) error {
 
 // PostNow is Post. If w has at most most bytes and nothing else is to be sent, nor any write of its grant is out, it also hands
 // w's item to the caller, who then has the sender's turn and soon calls Return, Refuse or Hand. With Config.Beside it
-// does so without the turn, if somebody has that and no other write of w's grant is to be sent; the caller must not Hand it.
+// does so, without the turn, also if only writes of other grants are to be sent or out; the caller must not Hand it.
 func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 	if len(w.Segments) > q.cfg.Segments || len(w.Notify) > transfer.MaxNotify {
 		return nil, transfer.ErrTooLarge
@@ -162,7 +162,7 @@ func (q *Queue) PostNow(w transfer.Write, most uint64) (*Item, error) {
 		case !q.out && first && len(q.ring) == 1: // w's
 			q.out, q.ahead = true, 0
 			return q.take(0), nil
-		case q.out && first && q.cfg.Beside:
+		case first && q.cfg.Beside:
 			q.beside++
 			it.beside = true
 			return q.take(len(q.ring) - 1), nil

@@ -449,7 +449,14 @@ func TestSmallWritesGoBeside(t *testing.T) {
 		return it
 	}
 	post(t, q, o.write(1, "long", 100))
+	early := now(7, "early", 1)
+	if early == nil {
+		t.Fatal("a small write waits for the sender to take another grant's")
+	}
 	long := next(t, q)
+	if err := q.Return(early, true); err != nil {
+		t.Fatal(err)
+	}
 	if it := now(1, "behind", 1); it != nil {
 		t.Fatal("a small write overtook its own grant's")
 	}
@@ -483,7 +490,7 @@ func TestSmallWritesGoBeside(t *testing.T) {
 		t.Fatal("a failed queue goes on")
 	}
 	q.Drain(transfer.ErrPeerLost)
-	for _, n := range []string{"long", "behind", "a", "b", "c", "a2", "big"} {
+	for _, n := range []string{"early", "long", "behind", "a", "b", "c", "a2", "big"} {
 		o.want(t, n, transfer.ErrPeerLost)
 	}
 }
